@@ -1,0 +1,92 @@
+# What people type. `make help` lists it; everything is built into .venv and target/.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEPS := $(VENV)/.deps-installed
+NATIVE := $(VENV)/.native-built
+NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
+
+# One interpreter for every build of the extension, so that its build cache stays valid.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+# The extension has no Rust tests of its own: pytest covers it.
+RUST_TESTED := --workspace --exclude bindings --locked
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint test-rust test-python test-long bench docs wheel sdist lock clean tools
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(NATIVE) ## serve a small model on PageKeeper's pages, then replay a thousand requests
+	$(BIN)/python examples/serve.py
+	$(BIN)/pagekeeper replay --generate 1000
+
+test: lint test-rust test-python ## everything that continuous integration checks
+
+lint: $(NATIVE) ## formats, clippy, ruff, mypy, the stub against the binary, Rust docs; warnings are errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest pagekeeper._native
+
+test-rust: $(DEPS) ## Rust tests (cargo-nextest where it is installed) and doctests
+	if cargo nextest --version >/dev/null 2>&1; \
+	  then cargo nextest run $(RUST_TESTED); \
+	  else cargo test $(RUST_TESTED) --lib --bins --tests; fi
+	cargo test $(RUST_TESTED) --doc
+
+test-python: $(NATIVE) ## pytest, the docstrings' examples included
+	$(BIN)/pytest
+
+test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (minutes)
+	$(BIN)/pytest tests --hypothesis-profile long --timeout 1800
+
+bench: $(NATIVE) ## pytest-benchmark and criterion suites
+	$(BIN)/pytest benches --benchmark-enable --benchmark-only
+	cargo bench $(RUST_TESTED) --benches
+
+docs: $(DEPS) ## the Rust crates' documentation, in target/doc
+	cargo doc --workspace --no-deps --locked
+
+wheel: $(DEPS) ## one abi3 wheel, in dist/
+	$(BIN)/maturin build --release --out dist
+
+sdist: $(DEPS) ## the source distribution, in dist/
+	$(BIN)/maturin sdist --out dist
+
+lock: $(DEPS) ## resolve the Python development dependencies anew
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
+	  --no-emit-package pagekeeper --custom-compile-command "make lock" \
+	  --output-file requirements/dev.lock pyproject.toml
+
+clean: ## remove everything that was built, .venv included
+	rm -rf $(VENV) dist target .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -f python/pagekeeper/_native*.so
+	find python tests benches examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Named with how to get them, before anything is half made.
+tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "CPython 3.11 or newer is needed as '$(PYTHON)' (Debian: apt install python3 python3-venv;" \
+	    "or name one: make PYTHON=/path/to/python3.12)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { echo "the module 'ensurepip' of '$(PYTHON)' is missing (Debian: apt install python3-venv)" >&2; exit 1; }
+	@command -v cargo >/dev/null || \
+	  { echo "a Rust toolchain with cargo is missing: install one with rustup (https://rustup.rs)" >&2; exit 1; }
+	@command -v cc >/dev/null || \
+	  { echo "a C compiler is missing as 'cc' (Debian: apt install gcc)" >&2; exit 1; }
+
+$(DEPS): requirements/dev.lock | tools
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements/dev.lock
+	@touch $@
+
+$(NATIVE): $(NATIVE_SOURCES) $(DEPS)
+	$(BIN)/maturin develop --release
+	@touch $@

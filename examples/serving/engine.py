@@ -1,0 +1,315 @@
+"""A continuous-batching engine: what a serving stack does around PageKeeper's five calls.
+
+Every step takes all running requests that can decode and, with what is left of the token budget, pieces of
+prompts. ``claim`` and ``alloc`` find the pages, ``runtime_inputs`` gives the tables that attention reads,
+``step`` delivers what was sampled, ``release`` gives the pages back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagekeeper import (
+    InsufficientBlocksError,
+    PagedKVCacheManager,
+    RequestID,
+    RequestTooLargeError,
+    TextContext,
+    TokenBuffer,
+)
+
+from .model import Model
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt and what became of it; the lower half is the engine's own notes."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    conversation: int = 0
+    turn: int = 0
+    rejected: str | None = None
+    """Why the engine refused it, if it did."""
+    tokens: list[int] = field(init=False)
+    """The prompt and every token generated so far."""
+
+    context: TextContext = field(init=False)
+    slot: int = -1
+    """PageKeeper's index of the claimed request."""
+    admission: int = 0
+    """How often the request gave up its pages; results of an earlier admission are void."""
+    prefill_end: int = 0
+    """Tokens to compute before sampling: the prompt and, after a preemption, what was generated before it."""
+    planned: int = 0
+    """Tokens whose KV is computed or under way in this admission."""
+    pending: int = 0
+    """Sampled tokens that the host has not seen yet."""
+    last_token: torch.Tensor = field(init=False)
+    """int64 ``[1]`` on the device: the newest sampled token, which the next forward reads from there."""
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+        self.context = TextContext(
+            request_id=RequestID(),
+            max_length=len(self.prompt) + self.max_new_tokens,
+            tokens=TokenBuffer(np.array(self.prompt, dtype=np.int32)),
+        )
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the whole prompt is computed or under way."""
+        return 0 < self.prefill_end <= self.planned
+
+
+@dataclass
+class Stats:
+    """What a run did."""
+
+    requests: int = 0
+    rejected: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    peak_pages: int = 0
+    seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the tokens to prefill that came from the cache, 0 to 1."""
+        return self.reused_tokens / max(self.reused_tokens + self.prefilled_tokens, 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request's part in one forward."""
+
+    request: Request
+    admission: int
+    samples: bool
+    """False for a piece of a prompt that is not the last."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A forward that was launched: ``sampled`` is int64 ``[rows that sample]`` on the device."""
+
+    rows: list[Row]
+    sampled: torch.Tensor
+
+
+class Engine:
+    """Serves requests greedily on one model and one cache."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv: PagedKVCacheManager,
+        *,
+        max_batch_size: int,
+        max_num_input_tokens: int,
+        overlap: bool = False,
+    ) -> None:
+        """Sets up an idle engine.
+
+        Args:
+            model: computes and samples.
+            kv: keeps the KV; its pools must have the model's shape.
+            max_batch_size: requests in one forward.
+            max_num_input_tokens: tokens in one forward, at least ``max_batch_size``.
+            overlap: plan each step before the tokens of the one before it are known, as engines do that never
+                let the device wait for the scheduler.
+        """
+        if max_num_input_tokens < max_batch_size:
+            raise ValueError(
+                f"max_num_input_tokens={max_num_input_tokens}: must be at least "
+                f"max_batch_size={max_batch_size}, or decodes could not all take part in a step"
+            )
+        self.stats = Stats()
+        self._model = model
+        self._kv = kv
+        self._layers_kv = [kv.get_buffers(layer) for layer in range(model.config.num_layers)]
+        self._max_batch_size = max_batch_size
+        self._max_num_input_tokens = max_num_input_tokens
+        self._overlap = overlap
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._rejected: list[Request] = []
+        self._in_flight: Step | None = None
+        self._crowded = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits, runs, or has not been handed back yet."""
+        return bool(self._waiting or self._running or self._rejected)
+
+    def submit(self, request: Request) -> None:
+        """Puts a request at the end of the queue."""
+        self.stats.requests += 1
+        self.stats.prompt_tokens += len(request.prompt)
+        length, longest = len(request.prompt) + request.max_new_tokens, self._model.config.max_positions
+        if length > longest:
+            self._reject(request, f"{length} tokens are more than the model's {longest} positions")
+        else:
+            self._waiting.append(request)
+
+    def step(self) -> list[Request]:
+        """One iteration of the loop; returns the requests that ended in it, finished or rejected."""
+        began = perf_counter()
+        batch = self._plan()
+        launched = self._launch(batch) if batch else None
+        due = launched
+        if self._overlap:  # the host now sees the step before this one, while the device works on this one
+            due, self._in_flight = self._in_flight, launched
+        ended = self._deliver(due) if due else []
+        ended += self._rejected
+        self._rejected = []
+        self.stats.seconds += perf_counter() - began
+        return ended
+
+    # Planning: which requests take part, and pages for them.
+
+    def _plan(self) -> list[Request]:
+        """The requests of the next forward, in batch order, with pages for it."""
+        batch = self._plan_decodes()
+        budget = self._max_num_input_tokens - len(batch)
+        for request in [request for request in self._running if not request.decoding]:
+            budget = self._plan_prompt(request, batch, budget)
+        while self._waiting and not self._crowded and budget and len(self._running) < self._max_batch_size:
+            request = self._waiting.popleft()
+            if not self._kv.contains(request.context):
+                request.slot = self._kv.claim(request.context)
+            self._running.append(request)
+            budget = self._plan_prompt(request, batch, budget)
+        used = self._kv.block_count().used
+        self.stats.peak_pages = max(self.stats.peak_pages, used)
+        return batch
+
+    def _plan_decodes(self) -> list[Request]:
+        """Room for the next token of every request past its prompt, if need be at the newest one's cost."""
+        while True:
+            decodes = [
+                request
+                for request in self._running
+                if request.decoding and len(request.output) + request.pending < request.max_new_tokens
+            ]
+            if not decodes:
+                return []
+            try:
+                self._kv.alloc(_slots(decodes))
+                return decodes
+            except InsufficientBlocksError:
+                self._preempt(self._running[-1])
+
+    def _plan_prompt(self, request: Request, batch: list[Request], budget: int) -> int:
+        """Pages for the next piece of a prompt; returns what is left of the token budget."""
+        if budget == 0:
+            return 0
+        try:
+            self._kv.alloc(request.context, num_tokens=budget)
+        except RequestTooLargeError as error:
+            self._leave(request)
+            self._kv.release(request.context)
+            self._reject(request, str(error))
+            return budget
+        except InsufficientBlocksError:
+            if self._running == [request]:
+                raise  # nobody else holds pages, so waiting would be for ever
+            self._preempt(request)
+            return 0
+        request.prefill_end = len(request.tokens)
+        self.stats.prefilled_tokens += request.context.active_length
+        batch.append(request)
+        return budget - request.context.active_length
+
+    def _preempt(self, request: Request) -> None:
+        """Takes back a request's pages; it starts over, often from cached blocks, once another has ended."""
+        started = request.planned > 0
+        self._leave(request)
+        if started:
+            self._kv.preempt(request.context)
+            self.stats.preemptions += 1
+        self._waiting.appendleft(request)
+        self._crowded = bool(self._running)
+
+    def _leave(self, request: Request) -> None:
+        """Takes a request out of the running ones and voids what is still under way for it."""
+        self.stats.reused_tokens += request.context.cached_prefix_length
+        self._running.remove(request)
+        self._crowded = False
+        request.admission += 1
+        request.prefill_end = request.planned = request.pending = 0
+
+    def _reject(self, request: Request, reason: str) -> None:
+        request.rejected = reason
+        self._rejected.append(request)
+        self.stats.rejected += 1
+
+    # One forward, and its results.
+
+    def _launch(self, batch: list[Request]) -> Step:
+        """Queues the forward of a planned batch; nothing here waits for a sampled token."""
+        tables = self._kv.runtime_inputs([_slots(batch)], form="vllm")[0]
+        query_starts, lengths = tables.query_start_loc.tolist(), tables.seq_lens.tolist()
+        rows, tokens, positions = [], [], []
+        for request, count, last in zip(batch, np.diff(query_starts).tolist(), lengths, strict=True):
+            first = last - count
+            known = None if request.decoding else torch.tensor(request.tokens[first:last])
+            tokens.append(request.last_token if known is None else known)
+            positions.append(torch.arange(first, last))
+            rows.append(Row(request, request.admission, samples=last >= request.prefill_end))
+            request.planned = last
+
+        hidden = self._model.forward(torch.cat(tokens), torch.cat(positions), tables, self._layers_kv)
+        sampling = [row for row in rows if row.samples]
+        ends = [end - 1 for end, row in zip(query_starts[1:], rows, strict=True) if row.samples]
+        sampled = self._model.logits(hidden[ends]).argmax(-1)
+        for index, row in enumerate(sampling):
+            row.request.last_token = sampled[index : index + 1]
+            row.request.pending += 1
+        self.stats.steps += 1
+        return Step(rows, sampled)
+
+    def _deliver(self, step: Step) -> list[Request]:
+        """Hands a step's tokens to the cache and to their requests; returns the requests that finished."""
+        sampled = iter(step.sampled.tolist())  # the one place where the host waits for the device
+        news = [(row, [next(sampled)] if row.samples else []) for row in step.rows]
+        live = [(row.request, tokens) for row, tokens in news if row.admission == row.request.admission]
+        if not live:
+            return []
+        self._kv.step(
+            _slots([request for request, _ in live]),
+            new_tokens=np.array([token for _, tokens in live for token in tokens], dtype=np.int32),
+            counts=np.array([len(tokens) for _, tokens in live], dtype=np.int32),
+        )
+        finished = []
+        for request, tokens in live:
+            request.tokens += tokens
+            request.pending -= len(tokens)
+            self.stats.generated_tokens += len(tokens)
+            ended = not self._model.config.eos_token_ids.isdisjoint(tokens)
+            if ended or len(request.output) == request.max_new_tokens:
+                finished.append(request)
+        for request in finished:
+            self._leave(request)
+        if finished:
+            self._kv.release(_slots(finished))
+        return finished
+
+
+def _slots(requests: list[Request]) -> npt.NDArray[np.int32]:
+    return np.array([request.slot for request in requests], dtype=np.int32)

@@ -1,0 +1,82 @@
+"""PageKeeper: KV-cache memory for LLM serving.
+
+Plans, pages, shares and evicts the key-value cache of a serving stack, and feeds its kernels their tables.
+Start with `PagedKVCacheManager`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pagekeeper._native import TextContext
+    from pagekeeper.context import RequestID, TokenBuffer
+    from pagekeeper.counts import BlockCount, PrefixReuseSummary
+    from pagekeeper.dtypes import DType
+    from pagekeeper.dummy import DummyKVCache
+    from pagekeeper.errors import InsufficientBlocksError, LedgerCorruptError, RequestTooLargeError
+    from pagekeeper.hashing import hash_blocks, hash_blocks_batch
+    from pagekeeper.manager import PagedKVCacheManager
+    from pagekeeper.params import KVCacheParams, MHAKVCacheParams
+    from pagekeeper.tables import KVCacheInputs
+    from pagekeeper.transfers import CompletedTransfer
+
+# Where each public name is. Modules are loaded when a name of theirs is first used, so that
+# `import pagekeeper` costs next to nothing.
+_HOMES = {
+    "BlockCount": "counts",
+    "CompletedTransfer": "transfers",
+    "DType": "dtypes",
+    "DummyKVCache": "dummy",
+    "InsufficientBlocksError": "errors",
+    "KVCacheInputs": "tables",
+    "KVCacheParams": "params",
+    "LedgerCorruptError": "errors",
+    "MHAKVCacheParams": "params",
+    "PagedKVCacheManager": "manager",
+    "PrefixReuseSummary": "counts",
+    "RequestID": "context",
+    "RequestTooLargeError": "errors",
+    "TextContext": "_native",
+    "TokenBuffer": "context",
+    "hash_blocks": "hashing",
+    "hash_blocks_batch": "hashing",
+}
+
+__all__ = [
+    "BlockCount",
+    "CompletedTransfer",
+    "DType",
+    "DummyKVCache",
+    "InsufficientBlocksError",
+    "KVCacheInputs",
+    "KVCacheParams",
+    "LedgerCorruptError",
+    "MHAKVCacheParams",
+    "PagedKVCacheManager",
+    "PrefixReuseSummary",
+    "RequestID",
+    "RequestTooLargeError",
+    "TextContext",
+    "TokenBuffer",
+    "hash_blocks",
+    "hash_blocks_batch",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pagekeeper")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pagekeeper' has no attribute {name!r}")
+    value = getattr(import_module(f"pagekeeper.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,54 @@
+"""Snapshots of what the cache holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BlockCount", "PrefixReuseSummary"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCount:
+    """Pages of a device pool at one moment.
+
+    `free` counts pages never used and pages that can be evicted: cached blocks that nobody uses are free.
+
+    >>> count = BlockCount(free=6, total=8)
+    >>> count.used, count.used_pct, count.free_pct
+    (2, 25.0, 75.0)
+    """
+
+    free: int
+    total: int
+
+    @property
+    def used(self) -> int:
+        """Pages that requests and transfers hold."""
+        return self.total - self.free
+
+    @property
+    def used_pct(self) -> float:
+        """Used pages in percent, 0 to 100; 0.0 when there are no pages."""
+        return 100.0 * self.used / self.total if self.total else 0.0
+
+    @property
+    def free_pct(self) -> float:
+        """Free pages in percent, 0 to 100; 0.0 when there are no pages."""
+        return 100.0 * self.free / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReuseSummary:
+    """What a prompt would reuse now.
+
+    Attributes:
+        reusable_blocks_allocated: reusable blocks that a request or transfer holds: they cost no free page.
+        reusable_blocks_all: reusable blocks. The block with the prompt's last token is never reusable.
+        first_new_block: hash of the first full block that is not stored; None when all are, or there is none.
+        device_blocks: of the reusable blocks, those on the device.
+    """
+
+    reusable_blocks_allocated: int
+    reusable_blocks_all: int
+    first_new_block: bytes | None
+    device_blocks: int

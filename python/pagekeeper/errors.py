@@ -1,0 +1,42 @@
+"""What goes wrong, by name. Bad arguments are `ValueError` and `TypeError`."""
+
+from __future__ import annotations
+
+__all__ = ["InsufficientBlocksError", "LedgerCorruptError", "RequestTooLargeError"]
+
+
+class InsufficientBlocksError(RuntimeError):
+    """There is no room for a request now: release or preempt another, then try again.
+
+    Attributes:
+        request_id: the first request of the batch that did not fit.
+        needed: pages that it needs beyond what it holds.
+        free: pages that could be handed out, never used or evictable, beside the hits of the batch.
+        evictable: of `free`, pages that would be evicted.
+        pinned: pages that requests and transfers hold.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        request_id: object = None,
+        needed: int = 0,
+        free: int = 0,
+        evictable: int = 0,
+        pinned: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.needed = needed
+        self.free = free
+        self.evictable = evictable
+        self.pinned = pinned
+
+
+class RequestTooLargeError(InsufficientBlocksError):
+    """There will never be room for a request: reject it. `needed` counts all of its pages."""
+
+
+class LedgerCorruptError(RuntimeError):
+    """The books of the cache do not add up. The message names what is wrong first."""

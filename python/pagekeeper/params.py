@@ -1,0 +1,237 @@
+"""What a cache is: the shape of its pages and how it behaves.
+
+Parameters check themselves when they are made, so that whoever receives them need not.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+from pagekeeper.dtypes import DeviceLike, DType, DTypeLike, parse_device
+
+__all__ = ["HashAlgorithm", "KVCacheParams", "MHAKVCacheParams", "OnDuplicate", "Priority"]
+
+HashAlgorithm: TypeAlias = Literal["ahash64", "sha256", "sha256_64"]
+OnDuplicate: TypeAlias = Literal["adopt", "private"]
+Priority: TypeAlias = int | Literal["low", "medium", "high"]
+
+_Given = TypeVar("_Given")
+
+
+@dataclass(frozen=True, init=False)
+class KVCacheParams(ABC):
+    """The geometry and behaviour that caches of every kind have. Equal parameters describe equal caches.
+
+    Args:
+        dtype: element type of the pages; anything that `DType.parse` understands.
+        num_layers: layers whose KV one page holds.
+        page_size: tokens in a block, and in the page that holds its KV.
+        devices: where the pages live; anything that `parse_device` understands. One device for now.
+        data_parallel_degree: copies of the cache, each with requests of its own. 1 for now.
+        enable_prefix_caching: whether a request may reuse blocks that earlier requests computed.
+        kv_hash_algo: how blocks are identified. "ahash64" is the fastest and not cryptographic; "sha256" is;
+            "sha256_64" keeps the first 64 bits of it.
+        kv_hash_seed: 32 bytes as 64 hexadecimal digits, the same wherever hashes are to be equal. None is no
+            seed for "ahash64" and a random one in each process for the SHA family.
+        on_duplicate: what happens to a request that computed a block which is cached by then: "adopt" moves
+            it to the cached page and frees its own, "private" leaves it on its own page.
+        default_retention_priority: 0 (evicted first) to 100, or "low" (20), "medium" (35), "high" (80).
+
+    Raises:
+        TypeError: an argument is unknown or missing.
+        ValueError: a value is not allowed; the message says which, and what is.
+    """
+
+    dtype: DType
+    num_layers: int
+    page_size: int
+    devices: tuple[str, ...]
+    data_parallel_degree: int
+    enable_prefix_caching: bool
+    kv_hash_algo: HashAlgorithm
+    kv_hash_seed: str | None = field(repr=False)  # whoever knows it can make blocks collide
+    on_duplicate: OnDuplicate
+    default_retention_priority: int
+
+    def __init__(
+        self,
+        *,
+        dtype: DTypeLike,
+        num_layers: int,
+        page_size: int = 128,
+        devices: DeviceLike | Sequence[DeviceLike] = "cpu",
+        data_parallel_degree: int = 1,
+        enable_prefix_caching: bool = True,
+        kv_hash_algo: HashAlgorithm = "ahash64",
+        kv_hash_seed: str | None = None,
+        on_duplicate: OnDuplicate = "adopt",
+        default_retention_priority: Priority = 35,
+    ) -> None:
+        self._keep("dtype", dtype, DType.parse)
+        self._keep("num_layers", num_layers, _parse_count)
+        self._keep("page_size", page_size, _parse_count)
+        self._keep("devices", devices, _parse_devices)
+        self._keep("data_parallel_degree", data_parallel_degree, _parse_degree)
+        self._keep("enable_prefix_caching", enable_prefix_caching, _parse_flag)
+        self._keep("kv_hash_algo", kv_hash_algo, _parse_choice(get_args(HashAlgorithm)))
+        self._keep("kv_hash_seed", kv_hash_seed, _parse_seed)
+        self._keep("on_duplicate", on_duplicate, _parse_choice(get_args(OnDuplicate)))
+        self._keep("default_retention_priority", default_retention_priority, _parse_priority)
+
+    def _keep(self, field: str, given: _Given, parse: Callable[[_Given], object]) -> None:
+        """Sets a field to what `given` says, or raises a ValueError that names both."""
+        try:
+            kept = parse(given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{field}={given!r}: {error}") from error
+        object.__setattr__(self, field, kept)  # past the freeze
+
+    @property
+    @abstractmethod
+    def page_shape(self) -> tuple[int, ...]:
+        """Stored elements of one page along each axis, the slowest first."""
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of one page: the KV of `page_size` tokens in all layers."""
+        return math.prod(self.page_shape) * self.dtype.size_in_bytes
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that the KV of one token takes in all layers."""
+        return self.bytes_per_page // self.page_size
+
+
+@dataclass(frozen=True, init=False)
+class MHAKVCacheParams(KVCacheParams):
+    """A cache of multi-head, grouped-query or multi-query attention: a key and a value for each KV head.
+
+    Args:
+        n_kv_heads: KV heads in each layer (not query heads).
+        head_dim: values in one head's key or value. Even for `float4_e2m1fn`, which packs two into a byte.
+
+    The other arguments and the errors are those of `KVCacheParams`.
+
+    >>> params = MHAKVCacheParams(dtype="bfloat16", n_kv_heads=8, head_dim=128, num_layers=32, page_size=16)
+    >>> params.bytes_per_token  # key and value x 8 heads x 128 values x 2 bytes x 32 layers
+    131072
+    """
+
+    n_kv_heads: int
+    head_dim: int
+
+    def __init__(
+        self,
+        *,
+        dtype: DTypeLike,
+        n_kv_heads: int,
+        head_dim: int,
+        num_layers: int,
+        page_size: int = 128,
+        devices: DeviceLike | Sequence[DeviceLike] = "cpu",
+        data_parallel_degree: int = 1,
+        enable_prefix_caching: bool = True,
+        kv_hash_algo: HashAlgorithm = "ahash64",
+        kv_hash_seed: str | None = None,
+        on_duplicate: OnDuplicate = "adopt",
+        default_retention_priority: Priority = 35,
+    ) -> None:
+        super().__init__(
+            dtype=dtype,
+            num_layers=num_layers,
+            page_size=page_size,
+            devices=devices,
+            data_parallel_degree=data_parallel_degree,
+            enable_prefix_caching=enable_prefix_caching,
+            kv_hash_algo=kv_hash_algo,
+            kv_hash_seed=kv_hash_seed,
+            on_duplicate=on_duplicate,
+            default_retention_priority=default_retention_priority,
+        )
+        self._keep("n_kv_heads", n_kv_heads, _parse_count)
+        self._keep("head_dim", head_dim, _parse_count)
+        if self.head_dim % self.dtype.values_per_element:
+            raise ValueError(
+                f"head_dim={head_dim}: must be even for {self.dtype}, which packs two values a byte"
+            )
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int, int]:
+        """Stored elements of one page: [layers, 2 (key, value), page_size, heads, head_dim].
+
+        The last axis is half as long for `float4_e2m1fn`, whose elements hold two values.
+        """
+        packed = self.head_dim // self.dtype.values_per_element
+        return (self.num_layers, 2, self.page_size, self.n_kv_heads, packed)
+
+
+def _parse_count(value: object) -> int:
+    count = _whole_number(value)
+    if count is None or count < 1:
+        raise ValueError("must be a whole number of at least 1")
+    return count
+
+
+def _parse_degree(value: object) -> int:
+    degree = _parse_count(value)
+    if degree > 1:
+        raise ValueError("must be 1: one replica is supported for now")
+    return degree
+
+
+def _parse_devices(value: DeviceLike | Sequence[DeviceLike]) -> tuple[str, ...]:
+    devices = tuple(
+        parse_device(device) for device in (value if isinstance(value, list | tuple) else (value,))
+    )
+    if len(devices) != 1:
+        raise ValueError("must name one device: a cache on one device is supported for now")
+    return devices
+
+
+def _parse_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be True or False")
+    return value
+
+
+def _parse_choice(allowed: tuple[str, ...]) -> Callable[[object], object]:
+    def parse(value: object) -> object:
+        if value not in allowed:
+            raise ValueError(f"must be one of {', '.join(map(repr, allowed))}")
+        return value
+
+    return parse
+
+
+def _parse_seed(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-fA-F]{64}", value):
+        raise ValueError("must be 64 hexadecimal digits (the .hex() of 32 bytes) or None")
+    return value.lower()
+
+
+def _parse_priority(value: object) -> int:
+    priority = _PRIORITIES.get(value) if isinstance(value, str) else _whole_number(value)
+    if priority is None or not 0 <= priority <= 100:
+        raise ValueError("must be a whole number from 0 to 100, 'low' (20), 'medium' (35) or 'high' (80)")
+    return priority
+
+
+def _whole_number(value: object) -> int | None:
+    """The value as an `int`, numpy's integers included; None for a bool and for what is no integer."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+_PRIORITIES = {"low": 20, "medium": 35, "high": 80}

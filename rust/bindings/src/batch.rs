@@ -1,0 +1,69 @@
+//! A batch from Python: one context, a list of contexts, or an int32 array of slots.
+
+use crate::context::{State, TextContext};
+use crate::shared::Shared;
+use cache_manager::SlotId;
+use numpy::{PyArray1, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use std::sync::{Arc, Weak};
+
+/// The slots of `batch` in `shared`. With `late`, a context that was released stands for its former slot:
+/// results for it are to be dropped.
+pub(crate) fn slots_of(batch: &Bound<'_, PyAny>, shared: &Arc<Shared>, late: bool) -> PyResult<Vec<SlotId>> {
+    if let Ok(context) = batch.cast::<TextContext>() {
+        return Ok(vec![slot_of(context, shared, late)?]);
+    }
+    if let Ok(list) = batch.cast::<PyList>() {
+        return list.iter().enumerate().map(|(index, item)| item_slot(&item, index, shared, late)).collect();
+    }
+    if let Ok(tuple) = batch.cast::<PyTuple>() {
+        return tuple.iter().enumerate().map(|(index, item)| item_slot(&item, index, shared, late)).collect();
+    }
+    if let Ok(array) = batch.cast::<PyArray1<i32>>() {
+        let array = array.readonly();
+        return Ok(array.as_array().iter().map(|&slot| SlotId(slot.cast_unsigned())).collect());
+    }
+    let given = match batch.cast::<PyUntypedArray>() {
+        Ok(array) => format!("a {}-D array of {}", array.ndim(), array.dtype().str()?),
+        Err(_) => batch.get_type().name()?.to_string(),
+    };
+    Err(PyTypeError::new_err(format!(
+        "batch: got {given}; give a TextContext, a list of TextContext, or a 1-D int32 array of slots"
+    )))
+}
+
+fn item_slot(item: &Bound<'_, PyAny>, index: usize, shared: &Arc<Shared>, late: bool) -> PyResult<SlotId> {
+    match item.cast::<TextContext>() {
+        Ok(context) => slot_of(context, shared, late),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "batch[{index}]: got {}; must be a TextContext (slots go in an int32 array)",
+            item.get_type().name()?
+        ))),
+    }
+}
+
+/// The slot of one context.
+pub(crate) fn slot_of(
+    context: &Bound<'_, TextContext>,
+    shared: &Arc<Shared>,
+    late: bool,
+) -> PyResult<SlotId> {
+    let py = context.py();
+    let context = context.get();
+    let problem = match &*context.state.lock() {
+        State::Claimed { shared: own, slot } if Arc::ptr_eq(own, shared) => return Ok(*slot),
+        State::Free { former: Some((own, slot)), .. }
+            if late && std::ptr::eq(Weak::as_ptr(own), Arc::as_ptr(shared)) =>
+        {
+            return Ok(*slot);
+        }
+        State::Claimed { .. } => "is claimed by another manager",
+        State::Free { former: Some(_), .. } => "is not claimed (it was released)",
+        State::Free { former: None, .. } => "is not claimed; call claim() first",
+        State::Claiming => "is being claimed in another thread",
+    };
+    let id = context.request_id.bind(py).repr()?;
+    Err(PyValueError::new_err(format!("request {id}: {problem}")))
+}

@@ -1,0 +1,261 @@
+//! Block hashing, and the keyword arguments that say what a prompt's blocks are made of.
+
+use crate::errors;
+use crate::tokens::{ids_from, tokens_from};
+use block_hash::{Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Root, Token};
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString};
+use radix_tree::NamespaceKey;
+use std::time::Duration;
+
+/// Work longer than this is done without the GIL: giving it up costs a switch interval when another
+/// thread is busy, and microseconds are not worth that.
+const GIL_BUDGET: Duration = Duration::from_micros(50);
+
+/// Runs `work`, which is expected to take `estimate`, without the GIL when that is long.
+pub(crate) fn without_gil<R: Send>(py: Python<'_>, estimate: Duration, work: impl FnOnce() -> R + Send) -> R {
+    if estimate > GIL_BUDGET { py.detach(work) } else { work() }
+}
+
+/// About how long hashing `tokens` tokens takes.
+pub(crate) fn hashing_time(algo: Algo, tokens: usize) -> Duration {
+    let picoseconds = match algo {
+        Algo::AHash64 => 400,
+        Algo::Sha256 | Algo::Sha256Trunc64 => 3_000,
+    };
+    Duration::from_nanos(tokens as u64 * picoseconds / 1_000)
+}
+
+/// What besides tokens makes a prompt's blocks, checked.
+pub(crate) struct BlockInputs {
+    pub(crate) namespace: NamespaceKey,
+    pub(crate) extras: ExtraKeys,
+    adapter: Option<OwnedAdapter>,
+}
+
+enum OwnedAdapter {
+    Name(String),
+    Number(i64),
+}
+
+impl BlockInputs {
+    #[allow(clippy::too_many_arguments)] // the keyword arguments of one Python signature
+    pub(crate) fn parse(
+        salt: Option<String>,
+        lora_id: Option<&Bound<'_, PyAny>>,
+        lora_generation: u64,
+        mm_items: Option<&Bound<'_, PyAny>>,
+        prompt_embeds: Option<&Bound<'_, PyAny>>,
+        extra_ids: Option<&Bound<'_, PyAny>>,
+        overrides: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<BlockInputs> {
+        let adapter = lora_id.map(adapter_from).transpose()?;
+        let mm_items = spans_from(mm_items, "mm_items")?;
+        let prompt_embeds = spans_from(prompt_embeds, "prompt_embeds")?;
+        let extra_ids = extra_ids.map(|ids| ids_from(ids, "extra_ids")).transpose()?.unwrap_or_default();
+        let overrides = overrides_from(overrides)?;
+        let extras = ExtraKeys::new(&ExtraInputs {
+            mm_items: &mm_items,
+            prompt_embeds: &prompt_embeds,
+            extra_ids: &extra_ids,
+            overrides: &overrides,
+        })
+        .map_err(|error| errors::from_hash(&error))?;
+        let adapter_bytes = match &adapter {
+            None => Vec::new(),
+            Some(OwnedAdapter::Name(name)) => [b"name:", name.as_bytes()].concat(),
+            Some(OwnedAdapter::Number(number)) => [b"number:".as_slice(), &number.to_le_bytes()].concat(),
+        };
+        let namespace = NamespaceKey {
+            salt: salt.unwrap_or_default(),
+            adapter: adapter_bytes,
+            generation: lora_generation,
+        };
+        Ok(BlockInputs { namespace, extras, adapter })
+    }
+
+    pub(crate) fn root(&self, seed: Option<&[u8; 32]>) -> Root {
+        let adapter = self.adapter.as_ref().map(|adapter| match adapter {
+            OwnedAdapter::Name(name) => Adapter::Name(name),
+            OwnedAdapter::Number(number) => Adapter::Number(*number),
+        });
+        Root::new(seed, Some(&self.namespace.salt), adapter, self.namespace.generation)
+    }
+}
+
+/// Hash of each full block of `tokens`, chained; see `pagekeeper.hash_blocks`.
+#[pyfunction]
+#[pyo3(signature = (tokens, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
+                    lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
+#[allow(clippy::too_many_arguments)] // one Python signature
+pub(crate) fn hash_blocks<'py>(
+    py: Python<'py>,
+    tokens: &Bound<'py, PyAny>,
+    page_size: i64,
+    algo: &str,
+    parent: Option<&Bound<'py, PyAny>>,
+    seed: Option<&Bound<'py, PyAny>>,
+    salt: Option<String>,
+    lora_id: Option<&Bound<'py, PyAny>>,
+    lora_generation: u64,
+    mm_items: Option<&Bound<'py, PyAny>>,
+    prompt_embeds: Option<&Bound<'py, PyAny>>,
+    extra_ids: Option<&Bound<'py, PyAny>>,
+    overrides: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let inputs =
+        BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
+    let page_size = page_size_from(page_size)?;
+    let mut chain = start_chain(&inputs, algo, parent, seed)?;
+    let tokens = tokens_from(tokens, "tokens")?;
+    let time = hashing_time(chain.algo(), tokens.len());
+    without_gil(py, time, || chain.extend(&tokens, page_size, &inputs.extras));
+    PyList::new(py, (0..chain.len()).map(|block| PyBytes::new(py, &chain.identity(block))))
+}
+
+/// [`hash_blocks`] of many sequences: `(uint8[n, 8 or 32], int64 offsets[sequences + 1])`.
+#[pyfunction]
+#[pyo3(signature = (sequences, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
+                    lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
+#[allow(clippy::too_many_arguments)] // one Python signature
+pub(crate) fn hash_blocks_batch<'py>(
+    py: Python<'py>,
+    sequences: &Bound<'py, PyAny>,
+    page_size: i64,
+    algo: &str,
+    parent: Option<&Bound<'py, PyAny>>,
+    seed: Option<&Bound<'py, PyAny>>,
+    salt: Option<String>,
+    lora_id: Option<&Bound<'py, PyAny>>,
+    lora_generation: u64,
+    mm_items: Option<&Bound<'py, PyAny>>,
+    prompt_embeds: Option<&Bound<'py, PyAny>>,
+    extra_ids: Option<&Bound<'py, PyAny>>,
+    overrides: Option<&Bound<'py, PyAny>>,
+) -> PyResult<(Bound<'py, PyArray2<u8>>, Bound<'py, PyArray1<i64>>)> {
+    let inputs =
+        BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
+    let page_size = page_size_from(page_size)?;
+    let start = start_chain(&inputs, algo, parent, seed)?;
+    let mut logs: Vec<Vec<Token>> = Vec::new();
+    for (index, tokens) in sequences.try_iter()?.enumerate() {
+        logs.push(tokens_from(&tokens?, &format!("sequences[{index}]"))?);
+    }
+    let width = start.algo().identity_len();
+    let time = hashing_time(start.algo(), logs.iter().map(Vec::len).sum());
+    let (bytes, offsets) = without_gil(py, time, || {
+        let mut bytes = Vec::new();
+        let mut offsets = vec![0];
+        for log in &logs {
+            let mut chain = start.clone();
+            chain.extend(log, page_size, &inputs.extras);
+            chain.write_identities(0..chain.len(), &mut bytes);
+            offsets.push((bytes.len() / width) as i64);
+        }
+        (bytes, offsets)
+    });
+    let rows = bytes.len() / width;
+    Ok((PyArray1::from_vec(py, bytes).reshape([rows, width])?, PyArray1::from_vec(py, offsets)))
+}
+
+/// Name of the instructions that hash on this machine.
+#[pyfunction]
+pub(crate) fn hash_cpu_path() -> String {
+    format!("{:?}", CpuPath::chosen())
+}
+
+fn start_chain(
+    inputs: &BlockInputs,
+    algo: &str,
+    parent: Option<&Bound<'_, PyAny>>,
+    seed: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Chain> {
+    let algo: Algo = algo.parse().map_err(|error| errors::from_hash(&error))?;
+    let root = inputs.root(seed.map(seed_from).transpose()?.as_ref());
+    match parent {
+        None => Ok(Chain::new(algo, &root)),
+        Some(parent) => {
+            let parent = parent.cast::<PyBytes>().map_err(|_| {
+                PyTypeError::new_err("parent: must be bytes, another block's hash as hash_blocks gives it")
+            })?;
+            Chain::with_parent(algo, &root, parent.as_bytes()).map_err(|error| errors::from_hash(&error))
+        }
+    }
+}
+
+/// A seed: 32 bytes, or 64 hexadecimal characters.
+pub(crate) fn seed_from(seed: &Bound<'_, PyAny>) -> PyResult<[u8; 32]> {
+    let bad = || PyValueError::new_err("seed: must be 32 bytes, or 64 hexadecimal characters");
+    if let Ok(bytes) = seed.cast::<PyBytes>() {
+        return bytes.as_bytes().try_into().map_err(|_| bad());
+    }
+    let text = seed.cast::<PyString>().map_err(|_| bad())?.to_str()?;
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(bad());
+    }
+    let mut bytes = [0; 32];
+    for (byte, pair) in bytes.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(&text[pair..pair + 2], 16).map_err(|_| bad())?;
+    }
+    Ok(bytes)
+}
+
+fn page_size_from(page_size: i64) -> PyResult<usize> {
+    usize::try_from(page_size)
+        .ok()
+        .filter(|&size| size > 0)
+        .ok_or_else(|| PyValueError::new_err(format!("page_size={page_size}: must be at least 1 token")))
+}
+
+fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<OwnedAdapter> {
+    if let Ok(name) = lora_id.cast::<PyString>() {
+        return match name.to_str()? {
+            "" => Err(PyValueError::new_err("lora_id='': must not be empty; None is the base model")),
+            name => Ok(OwnedAdapter::Name(name.to_owned())),
+        };
+    }
+    if lora_id.is_instance_of::<pyo3::types::PyBool>() {
+        return Err(PyTypeError::new_err("lora_id: must be a name (str) or a number (int), not a bool"));
+    }
+    lora_id
+        .extract()
+        .map(OwnedAdapter::Number)
+        .map_err(|_| PyTypeError::new_err("lora_id: must be a name (str), or a number (int) of 64 bits"))
+}
+
+fn spans_from(spans: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Vec<ContentSpan>> {
+    let Some(spans) = spans else { return Ok(Vec::new()) };
+    let mut out = Vec::new();
+    for (index, span) in spans.try_iter()?.enumerate() {
+        let bad = |what: &str| PyValueError::new_err(format!("{name}[{index}]: {what}"));
+        let (hash, start, length): (Bound<'_, PyAny>, i64, i64) = span?
+            .extract()
+            .map_err(|_| bad("must be (32-byte content hash, first token, number of tokens)"))?;
+        let hash = hash.cast::<PyBytes>().map_err(|_| bad("the content hash must be bytes"))?.as_bytes();
+        let hash = hash
+            .try_into()
+            .map_err(|_| bad(&format!("the content hash has {} bytes, must have 32", hash.len())))?;
+        let start =
+            u64::try_from(start).map_err(|_| bad(&format!("first token {start}: must be 0 or more")))?;
+        let length =
+            u64::try_from(length).map_err(|_| bad(&format!("{length} tokens: must be 1 or more")))?;
+        out.push(ContentSpan { start, length, hash });
+    }
+    Ok(out)
+}
+
+fn overrides_from(overrides: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(i64, i128)>> {
+    let Some(overrides) = overrides else { return Ok(Vec::new()) };
+    let mut out = Vec::new();
+    for (index, pair) in overrides.try_iter()?.enumerate() {
+        let pair: (i64, i128) = pair?.extract().map_err(|_| {
+            PyValueError::new_err(format!(
+                "overrides[{index}]: must be (token index, value), the value an int in -2**63 to 2**64 - 1"
+            ))
+        })?;
+        out.push(pair);
+    }
+    Ok(out)
+}

@@ -1,0 +1,505 @@
+//! The native ledger class: one method a verb, each one crossing whatever the batch size.
+
+use crate::batch::{slot_of, slots_of};
+use crate::context::{State, TextContext};
+use crate::errors;
+use crate::hashing::{BlockInputs, hashing_time, seed_from, without_gil};
+use crate::shared::Shared;
+use crate::tables::RowMemory;
+use crate::tokens::{counts_from, tokens_from};
+use block_hash::{Algo, Chain, Token};
+use block_pool::Priority;
+use cache_manager::{
+    BatchShape, FlashInferTables, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, Reserve,
+    SlotId, VarlenTables,
+};
+use numpy::{PyArray1, PyReadonlyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
+use std::sync::Arc;
+
+/// The ledger of one replica; see `_native.pyi`.
+#[pyclass(module = "pagekeeper._native", frozen)]
+pub(crate) struct Ledger {
+    shared: Arc<Shared>,
+    config: LedgerConfig,
+    max_batch_size: usize,
+    /// Claimed contexts by the dense index of their slot.
+    contexts: Mutex<Vec<Option<Py<TextContext>>>>,
+    /// Claimed request ids → slots.
+    ids: Py<PyDict>,
+}
+
+impl Ledger {
+    /// Runs `call`; an error names the request that it is about.
+    fn run<R>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut cache_manager::Ledger) -> Result<R, LedgerError>,
+    ) -> PyResult<R> {
+        self.shared.with(py, call)?.map_err(|error| self.explain(py, &error))
+    }
+
+    fn explain(&self, py: Python<'_>, error: &LedgerError) -> PyErr {
+        let slot = match error {
+            LedgerError::UnknownSlot(_) => None,
+            LedgerError::TwiceInBatch(slot)
+            | LedgerError::NothingToCompute { slot }
+            | LedgerError::AlreadyPlanned { slot, .. }
+            | LedgerError::TwoStepsOut { slot }
+            | LedgerError::NotPlanned { slot }
+            | LedgerError::InsufficientBlocks { slot, .. }
+            | LedgerError::RequestTooLarge { slot, .. } => Some(*slot),
+            _ => None,
+        };
+        let context = slot.and_then(|slot| {
+            let contexts = self.contexts.lock();
+            contexts
+                .get(slot.index())
+                .and_then(|context| context.as_ref().map(|context| context.clone_ref(py)))
+        });
+        let id = context.map(|context| context.get().request_id.clone_ref(py));
+        errors::from_ledger(py, error, id.as_ref().map(|id| id.bind(py)))
+    }
+
+    /// Takes the tokens out of an unclaimed context.
+    fn begin_claim(&self, context: &Bound<'_, TextContext>) -> PyResult<Vec<Token>> {
+        let py = context.py();
+        let id = context.get().request_id.bind(py);
+        let problem = {
+            let mut state = context.get().state.lock();
+            match &mut *state {
+                State::Free { tokens, .. } if !self.ids.bind(py).contains(id)? => {
+                    let tokens = std::mem::take(tokens);
+                    *state = State::Claiming;
+                    return Ok(tokens);
+                }
+                State::Free { .. } => "a request with this id is claimed already",
+                State::Claimed { .. } => "is claimed already",
+                State::Claiming => "is being claimed in another thread",
+            }
+        };
+        Err(PyValueError::new_err(format!("request {}: {problem}", id.repr()?)))
+    }
+
+    fn new_sequence(&self, py: Python<'_>, context: &TextContext, tokens: Vec<Token>) -> NewSequence {
+        let root = context.inputs.root(self.config.seed.as_ref());
+        let mut sequence = NewSequence {
+            tokens,
+            max_length: context.max_length,
+            namespace: context.inputs.namespace.clone(),
+            extras: context.inputs.extras.clone(),
+            chain: Chain::new(self.config.algo, &root),
+            no_read: context.no_read,
+            no_store: context.no_store,
+        };
+        if self.config.prefix_caching {
+            let time = hashing_time(self.config.algo, sequence.tokens.len());
+            without_gil(py, time, || sequence.hash_prompt(self.config.page_size));
+        }
+        sequence
+    }
+
+    /// Gives the tokens back to the contexts of released slots.
+    fn unbind(&self, py: Python<'_>, slots: &[SlotId], tokens: Vec<(Vec<Token>, u32)>) -> PyResult<()> {
+        for (&slot, (tokens, cached)) in slots.iter().zip(tokens) {
+            let context = self.contexts.lock().get_mut(slot.index()).and_then(Option::take);
+            if let Some(context) = context {
+                let context = context.get();
+                *context.state.lock() =
+                    State::Free { tokens, former: Some((Arc::downgrade(&self.shared), slot)), cached };
+                self.ids.bind(py).del_item(context.request_id.bind(py))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn query(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, inputs: BlockInputs) -> PyResult<PrefixQuery> {
+        let tokens = tokens_from(tokens, "tokens")?;
+        let mut chain = Chain::new(self.config.algo, &inputs.root(self.config.seed.as_ref()));
+        let page_size = self.config.page_size as usize;
+        if self.config.prefix_caching {
+            let time = hashing_time(self.config.algo, tokens.len());
+            without_gil(py, time, || chain.extend(&tokens, page_size, &inputs.extras));
+        }
+        Ok(PrefixQuery { tokens, namespace: inputs.namespace, extras: inputs.extras, chain })
+    }
+
+    /// Checks a batch for tables, lets `write` fill them, and closes the step.
+    fn write_tables(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        write: impl FnOnce(&mut cache_manager::Ledger, &[SlotId], &BatchShape) -> Result<(), LedgerError>,
+    ) -> PyResult<Shape> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        if slots.len() > self.max_batch_size {
+            return Err(PyValueError::new_err(format!(
+                "batch of {} requests: over max_batch_size={}",
+                slots.len(),
+                self.max_batch_size
+            )));
+        }
+        self.run(batch.py(), |ledger| {
+            let shape = ledger.batch_shape(&slots)?;
+            write(ledger, &slots, &shape)?;
+            if !slots.is_empty() {
+                ledger.close_step();
+            }
+            Ok((slots.len(), shape.total_active, shape.max_active, shape.max_total, shape.total_pages))
+        })
+    }
+}
+
+/// Requests, computed tokens, most computed of one, most tokens of one, pages.
+type Shape = (usize, u32, u32, u32, u32);
+
+#[pymethods]
+impl Ledger {
+    #[new]
+    #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, priority,
+                        max_seq_len, max_num_input_tokens))]
+    #[allow(clippy::too_many_arguments)] // one Python signature
+    fn new(
+        py: Python<'_>,
+        page_size: u32,
+        pages: u32,
+        max_batch_size: usize,
+        prefix_caching: bool,
+        algo: &str,
+        seed: Option<&Bound<'_, PyAny>>,
+        on_duplicate: &str,
+        reserve: &str,
+        priority: i64,
+        max_seq_len: Option<u32>,
+        max_num_input_tokens: Option<u32>,
+    ) -> PyResult<Ledger> {
+        if page_size == 0 || pages == 0 || max_batch_size == 0 {
+            return Err(PyValueError::new_err("page_size, pages and max_batch_size must be at least 1"));
+        }
+        if pages > block_pool::Slab::MAX_PAGES {
+            return Err(PyValueError::new_err(format!(
+                "pages={pages}: must be below {}",
+                block_pool::Slab::MAX_PAGES
+            )));
+        }
+        let config = LedgerConfig {
+            page_size,
+            pages,
+            prefix_caching,
+            algo: algo.parse::<Algo>().map_err(|error| errors::from_hash(&error))?,
+            seed: seed.map(seed_from).transpose()?,
+            on_duplicate: match on_duplicate {
+                "adopt" => OnDuplicate::Adopt,
+                "private" => OnDuplicate::Private,
+                _ => {
+                    return Err(PyValueError::new_err(format!(
+                        "on_duplicate={on_duplicate:?}: must be 'adopt' or 'private'"
+                    )));
+                }
+            },
+            reserve: match reserve {
+                "chunk" => Reserve::Chunk,
+                "prompt" => Reserve::Prompt,
+                _ => {
+                    return Err(PyValueError::new_err(format!(
+                        "reserve={reserve:?}: must be 'chunk' or 'prompt'"
+                    )));
+                }
+            },
+            priority: Priority::new(priority).map_err(|error| PyValueError::new_err(error.to_string()))?,
+            max_seq_len,
+            max_num_input_tokens,
+        };
+        let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));
+        Ok(Ledger {
+            shared,
+            config,
+            max_batch_size,
+            contexts: Mutex::default(),
+            ids: PyDict::new(py).unbind(),
+        })
+    }
+
+    fn claim(&self, context: &Bound<'_, TextContext>) -> PyResult<u32> {
+        let py = context.py();
+        let own = context.get();
+        let tokens = self.begin_claim(context)?;
+        let sequence = self.new_sequence(py, own, tokens);
+        let slot = match self.shared.with(py, |ledger| ledger.claim(sequence))? {
+            Ok(slot) => slot,
+            Err(refused) => {
+                *own.state.lock() = State::Free { tokens: refused.request.tokens, former: None, cached: 0 };
+                return Err(errors::from_ledger(py, &refused.error, Some(own.request_id.bind(py))));
+            }
+        };
+        *own.state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
+        self.ids.bind(py).set_item(own.request_id.bind(py), slot.0)?;
+        let mut contexts = self.contexts.lock();
+        let len = contexts.len().max(slot.index() + 1);
+        contexts.resize_with(len, || None);
+        contexts[slot.index()] = Some(context.clone().unbind());
+        Ok(slot.0)
+    }
+
+    fn alloc(&self, batch: &Bound<'_, PyAny>, num_tokens: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        let bounds =
+            num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?.unwrap_or_default();
+        self.run(batch.py(), |ledger| ledger.alloc(&slots, &bounds))?;
+        Ok(slots.len())
+    }
+
+    fn alloc_dummy(&self, context: &Bound<'_, TextContext>) -> PyResult<()> {
+        let slot = slot_of(context, &self.shared, false)?;
+        self.run(context.py(), |ledger| ledger.alloc_dummy(slot))
+    }
+
+    #[pyo3(signature = (batch, new_tokens = None, counts = None))]
+    fn step(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        new_tokens: Option<&Bound<'_, PyAny>>,
+        counts: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let slots = slots_of(batch, &self.shared, true)?;
+        let tokens = match new_tokens {
+            None => Vec::new(),
+            Some(token) if token.is_instance_of::<PyInt>() => {
+                vec![crate::tokens::token_from(token, "new_tokens")?]
+            }
+            Some(tokens) => tokens_from(tokens, "new_tokens")?,
+        };
+        let counts = counts.map(|counts| counts_from(counts, "counts")).transpose()?;
+        self.run(batch.py(), |ledger| ledger.step(&slots, &tokens, counts.as_deref()))
+    }
+
+    fn preempt(&self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        self.run(batch.py(), |ledger| ledger.preempt(&slots))
+    }
+
+    fn release(&self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = batch.py();
+        let slots = slots_of(batch, &self.shared, false)?;
+        let released = self
+            .shared
+            .with_even_if_broken(py, |ledger| ledger.release(&slots))?
+            .map_err(|error| self.explain(py, &error))?;
+        self.unbind(py, &slots, released)
+    }
+
+    /// Whether a request with this id is claimed.
+    fn contains(&self, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.ids.bind(request_id.py()).contains(request_id)
+    }
+
+    #[pyo3(signature = (now, completions))]
+    fn begin_step(&self, py: Python<'_>, now: Option<f64>, completions: Vec<u64>) -> PyResult<u32> {
+        Ok(self.run(py, |ledger| ledger.begin_step(now, &completions))?.0)
+    }
+
+    fn finish_copies(&self, py: Python<'_>, completions: Vec<u64>) -> PyResult<()> {
+        self.run(py, |ledger| ledger.finish_copies(&completions))
+    }
+
+    /// Pins the pages of `count` blocks from block `first` on; gives `(id, pages, after step)`.
+    fn start_copy(
+        &self,
+        context: &Bound<'_, TextContext>,
+        first: usize,
+        count: usize,
+    ) -> PyResult<(u64, Vec<u32>, u32)> {
+        let slot = slot_of(context, &self.shared, false)?;
+        let job = self.run(context.py(), |ledger| ledger.start_copy(slot, first, count))?;
+        Ok((job.id.0, job.pages.iter().map(|page| page.0).collect(), job.after.0))
+    }
+
+    fn commit<'py>(&self, context: &Bound<'py, TextContext>) -> PyResult<Bound<'py, PyList>> {
+        let py = context.py();
+        let slot = slot_of(context, &self.shared, false)?;
+        let hashes = self.run(py, |ledger| ledger.commit(slot))?;
+        PyList::new(py, hashes.iter().map(|hash| PyBytes::new(py, hash)))
+    }
+
+    /// `(reusable blocks that are held, reusable blocks, hash of the first block not stored)`.
+    #[pyo3(signature = (tokens, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides))]
+    #[allow(clippy::too_many_arguments)] // one Python signature
+    fn probe<'py>(
+        &self,
+        tokens: &Bound<'py, PyAny>,
+        salt: Option<String>,
+        lora_id: Option<&Bound<'py, PyAny>>,
+        lora_generation: u64,
+        mm_items: Option<&Bound<'py, PyAny>>,
+        prompt_embeds: Option<&Bound<'py, PyAny>>,
+        extra_ids: Option<&Bound<'py, PyAny>>,
+        overrides: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(u32, u32, Option<Bound<'py, PyBytes>>)> {
+        let py = tokens.py();
+        let inputs = BlockInputs::parse(
+            salt,
+            lora_id,
+            lora_generation,
+            mm_items,
+            prompt_embeds,
+            extra_ids,
+            overrides,
+        )?;
+        let query = self.query(py, tokens, inputs)?;
+        let reuse = self.shared.with(py, |ledger| ledger.probe(&query))?;
+        Ok((reuse.allocated, reuse.all, reuse.first_new_block.map(|hash| PyBytes::new(py, &hash))))
+    }
+
+    /// Writes the lookup table and the cache lengths of a batch.
+    fn write_max(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        memory: &RowMemory,
+        mut table: PyReadwriteArray2<'_, u32>,
+        mut cache_lengths: PyReadwriteArray1<'_, u32>,
+    ) -> PyResult<Shape> {
+        let columns = table.shape()[1];
+        let (table, lengths) = (table.as_slice_mut()?, cache_lengths.as_slice_mut()?);
+        self.write_tables(batch, |ledger, slots, _| {
+            ledger.write_cache_lengths(slots, lengths)?;
+            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
+        })
+    }
+
+    /// Writes the block table, sequence lengths, slot mapping and query offsets of a batch.
+    fn write_vllm(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        memory: &RowMemory,
+        mut table: PyReadwriteArray2<'_, u32>,
+        mut seq_lens: PyReadwriteArray1<'_, i32>,
+        mut slot_mapping: PyReadwriteArray1<'_, i64>,
+        mut query_start_loc: PyReadwriteArray1<'_, i32>,
+    ) -> PyResult<Shape> {
+        let columns = table.shape()[1];
+        let table = table.as_slice_mut()?;
+        let mut varlen = VarlenTables {
+            seq_lens: seq_lens.as_slice_mut()?,
+            slot_mapping: slot_mapping.as_slice_mut()?,
+            query_start_loc: query_start_loc.as_slice_mut()?,
+        };
+        self.write_tables(batch, |ledger, slots, _| {
+            ledger.write_varlen(slots, &mut varlen)?;
+            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
+        })
+    }
+
+    /// Writes the index arrays of a batch.
+    fn write_flashinfer(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        mut indptr: PyReadwriteArray1<'_, i32>,
+        mut indices: PyReadwriteArray1<'_, i32>,
+        mut last_page_len: PyReadwriteArray1<'_, i32>,
+        mut query_indptr: PyReadwriteArray1<'_, i32>,
+    ) -> PyResult<Shape> {
+        let mut tables = FlashInferTables {
+            indptr: indptr.as_slice_mut()?,
+            indices: indices.as_slice_mut()?,
+            last_page_len: last_page_len.as_slice_mut()?,
+            query_indptr: query_indptr.as_slice_mut()?,
+        };
+        self.write_tables(batch, |ledger, slots, _| ledger.write_flashinfer(slots, &mut tables))
+    }
+
+    /// The page ids of each request's blocks.
+    fn pages<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyArray1<i32>>>> {
+        let py = batch.py();
+        let slots = slots_of(batch, &self.shared, false)?;
+        let rows = self.run(py, |ledger| {
+            let row =
+                |&slot| Ok(ledger.pages(slot)?.iter().map(|page| page.0.cast_signed()).collect::<Vec<_>>());
+            slots.iter().map(row).collect::<Result<Vec<_>, LedgerError>>()
+        })?;
+        Ok(rows.into_iter().map(|row| PyArray1::from_vec(py, row)).collect())
+    }
+
+    /// Where the KV of each token position goes: `page · page_size + offset`, int64.
+    fn slot_mapping<'py>(
+        &self,
+        context: &Bound<'py, TextContext>,
+        positions: PyReadonlyArray1<'py, i64>,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let py = context.py();
+        let slot = slot_of(context, &self.shared, false)?;
+        let page_size = i64::from(self.config.page_size);
+        let positions = positions.as_array();
+        let mapping = self.run(py, |ledger| {
+            let pages = ledger.pages(slot)?;
+            let place = |&position: &i64| {
+                let page = usize::try_from(position).ok().and_then(|at| pages.get(at / page_size as usize));
+                page.map(|page| i64::from(page.0) * page_size + position % page_size).ok_or_else(|| {
+                    LedgerError::OutOfRange {
+                        name: "positions",
+                        given: i128::from(position),
+                        allowed: format!(
+                            "0 to {}, the tokens that the request has pages for",
+                            pages.len() as i64 * page_size - 1
+                        ),
+                    }
+                })
+            };
+            positions.iter().map(place).collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(PyArray1::from_vec(py, mapping))
+    }
+
+    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.with(py, cache_manager::Ledger::reset_prefix_cache)
+    }
+
+    fn verify(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared
+            .with_even_if_broken(py, |ledger| ledger.verify())?
+            .map_err(|fault| errors::named(py, "LedgerCorruptError", fault.to_string()))
+    }
+
+    fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
+        self.shared.with(py, |ledger| ledger.fingerprint())
+    }
+
+    fn debug_dump(&self, py: Python<'_>) -> PyResult<String> {
+        self.shared.with_even_if_broken(py, |ledger| ledger.debug_dump())
+    }
+
+    /// `(pages that can be had, all pages)`.
+    fn block_count(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
+        self.shared.with(py, |ledger| (ledger.slab().available(), ledger.slab().total()))
+    }
+
+    /// Counters and gauges by name.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let out = PyDict::new(py);
+        let (counters, gauges) = self.shared.with(py, |ledger| {
+            let slab = ledger.slab();
+            let gauges = [
+                ("pages_total", u64::from(slab.total())),
+                ("pages_free", u64::from(slab.available())),
+                ("pages_pristine", u64::from(slab.pristine())),
+                ("pages_evictable", u64::from(slab.evictable())),
+                ("pages_in_flight", u64::from(slab.in_flight())),
+                ("cached_blocks", ledger.cached_blocks() as u64),
+                ("requests", ledger.requests() as u64),
+            ];
+            (*ledger.counters(), gauges)
+        })?;
+        for (name, value) in counters.named().into_iter().chain(gauges) {
+            out.set_item(name, value)?;
+        }
+        Ok(out)
+    }
+
+    fn __contains__(&self, context: &Bound<'_, PyAny>) -> PyResult<bool> {
+        match context.cast::<TextContext>() {
+            Ok(context) => Ok(slot_of(context, &self.shared, false).is_ok()),
+            Err(_) => Err(PyTypeError::new_err("must be a TextContext")),
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The Python module `pagekeeper._native`: conversions, errors, locks; no logic of its own.
+//!
+//! Every call goes through [`shared::Shared::with`], which takes the ledger's lock and turns a panic into
+//! a Python exception. Calls of microseconds keep the GIL; hashing a long prompt gives it up.
+#![forbid(unsafe_code)]
+
+use pyo3::prelude::*;
+
+mod batch;
+mod context;
+mod errors;
+mod hashing;
+mod ledger;
+mod shared;
+mod tables;
+mod tokens;
+
+#[pymodule]
+fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<context::TextContext>()?;
+    m.add_class::<ledger::Ledger>()?;
+    m.add_class::<tables::RowMemory>()?;
+    m.add_function(wrap_pyfunction!(hashing::hash_blocks, m)?)?;
+    m.add_function(wrap_pyfunction!(hashing::hash_blocks_batch, m)?)?;
+    m.add_function(wrap_pyfunction!(hashing::hash_cpu_path, m)?)?;
+    m.add_function(wrap_pyfunction!(tokens::normalize_tokens, m)?)?;
+    Ok(())
+}

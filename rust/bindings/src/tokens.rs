@@ -1,0 +1,154 @@
+//! Tokens and counts from Python: arrays and lists in, checked numbers out.
+
+use block_hash::Token;
+use numpy::{
+    PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
+};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
+
+/// Token ids as a new int32 array.
+///
+/// What is accepted is said at [`tokens_from`].
+#[pyfunction]
+pub(crate) fn normalize_tokens<'py>(
+    py: Python<'py>,
+    tokens: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyArray1<i32>>> {
+    Ok(PyArray1::from_vec(py, tokens_from(tokens, "tokens")?))
+}
+
+/// Token ids from a 1-D integer array (strided and byte-swapped ones too), or from a list or tuple of
+/// ints. A value outside −2³¹ … 2³¹−1, a float or a bool is a `ValueError` that names the index.
+pub(crate) fn tokens_from(tokens: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<Token>> {
+    integers(tokens, name, "-2**31 to 2**31 - 1", |value| Token::try_from(value).ok())
+}
+
+/// Unsigned 64-bit ids, in the same forms.
+pub(crate) fn ids_from(ids: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>> {
+    integers(ids, name, "0 to 2**64 - 1", |value| u64::try_from(value).ok())
+}
+
+/// Counts of tokens, in the same forms, or one int.
+pub(crate) fn counts_from(counts: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
+    let check = |value| u32::try_from(value).ok();
+    if counts.is_instance_of::<PyInt>() {
+        return Ok(vec![checked(counts, name, None, "0 to 2**32 - 1", check)?]);
+    }
+    integers(counts, name, "0 to 2**32 - 1", check)
+}
+
+/// One token id.
+pub(crate) fn token_from(token: &Bound<'_, PyAny>, name: &str) -> PyResult<Token> {
+    checked(token, name, None, "-2**31 to 2**31 - 1", |value| Token::try_from(value).ok())
+}
+
+fn integers<T>(
+    values: &Bound<'_, PyAny>,
+    name: &str,
+    allowed: &str,
+    convert: impl Fn(i128) -> Option<T> + Copy,
+) -> PyResult<Vec<T>> {
+    if let Ok(list) = values.cast::<PyList>() {
+        return list.iter().enumerate().map(|(i, v)| checked(&v, name, Some(i), allowed, convert)).collect();
+    }
+    if let Ok(tuple) = values.cast::<PyTuple>() {
+        return tuple.iter().enumerate().map(|(i, v)| checked(&v, name, Some(i), allowed, convert)).collect();
+    }
+    if let Ok(array) = values.cast::<PyUntypedArray>() {
+        return from_array(array, name, allowed, convert);
+    }
+    if values.hasattr("__array__")? {
+        let array = values.py().import("numpy")?.call_method1("asarray", (values,))?;
+        return from_array(array.cast::<PyUntypedArray>()?, name, allowed, convert);
+    }
+    let given = values.get_type().name()?;
+    Err(PyTypeError::new_err(format!("{name}: got {given}; give a 1-D integer array, or a list of ints")))
+}
+
+fn from_array<T>(
+    array: &Bound<'_, PyUntypedArray>,
+    name: &str,
+    allowed: &str,
+    convert: impl Fn(i128) -> Option<T> + Copy,
+) -> PyResult<Vec<T>> {
+    if array.ndim() != 1 {
+        return Err(PyValueError::new_err(format!("{name}: has {} dimensions, must have 1", array.ndim())));
+    }
+    if let Ok(array) = array.cast::<PyArray1<i32>>() {
+        return copied(&array.readonly(), name, allowed, convert);
+    }
+    if let Ok(array) = array.cast::<PyArray1<i64>>() {
+        return copied(&array.readonly(), name, allowed, convert);
+    }
+    if let Ok(array) = array.cast::<PyArray1<u32>>() {
+        return copied(&array.readonly(), name, allowed, convert);
+    }
+    if let Ok(array) = array.cast::<PyArray1<u64>>() {
+        return copied(&array.readonly(), name, allowed, convert);
+    }
+    match array.dtype().kind() {
+        b'i' => from_array(array.call_method1("astype", ("=i8",))?.cast()?, name, allowed, convert),
+        b'u' => from_array(array.call_method1("astype", ("=u8",))?.cast()?, name, allowed, convert),
+        b'O' => integers(&array.call_method0("tolist")?, name, allowed, convert),
+        _ if array.len() == 0 => Ok(Vec::new()),
+        _ => Err(PyValueError::new_err(format!(
+            "{name}[0]: the array is of dtype {}, must be of integers",
+            array.dtype().str()?
+        ))),
+    }
+}
+
+fn copied<S: numpy::Element + Copy + Into<i128>, T>(
+    array: &PyReadonlyArray1<'_, S>,
+    name: &str,
+    allowed: &str,
+    convert: impl Fn(i128) -> Option<T>,
+) -> PyResult<Vec<T>> {
+    let view = array.as_array();
+    let mut out = Vec::with_capacity(view.len());
+    for (index, &value) in view.iter().enumerate() {
+        match convert(value.into()) {
+            Some(value) => out.push(value),
+            None => return Err(out_of_range(name, Some(index), &value.into().to_string(), allowed)),
+        }
+    }
+    Ok(out)
+}
+
+fn checked<T>(
+    value: &Bound<'_, PyAny>,
+    name: &str,
+    index: Option<usize>,
+    allowed: &str,
+    convert: impl Fn(i128) -> Option<T>,
+) -> PyResult<T> {
+    // numpy's bool has no __index__, Python's has.
+    let int = if value.is_instance_of::<PyBool>() { None } else { index_of(value) };
+    let Some(int) = int else {
+        let given = value.repr()?;
+        return Err(PyValueError::new_err(format!("{}: {given} is no integer", place(name, index))));
+    };
+    let small =
+        int.extract::<i64>().ok().map(i128::from).or_else(|| int.extract::<u64>().ok().map(i128::from));
+    match small.and_then(convert) {
+        Some(value) => Ok(value),
+        None => Err(out_of_range(name, index, &int.str()?.to_string(), allowed)),
+    }
+}
+
+fn index_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyInt>> {
+    if let Ok(int) = value.cast::<PyInt>() {
+        return Some(int.clone());
+    }
+    value.call_method0("__index__").ok()?.cast_into::<PyInt>().ok()
+}
+
+fn out_of_range(name: &str, index: Option<usize>, given: &str, allowed: &str) -> PyErr {
+    PyValueError::new_err(format!("{}: {given} is out of range, must be {allowed}", place(name, index)))
+}
+
+fn place(name: &str, index: Option<usize>) -> String {
+    index.map_or_else(|| name.to_owned(), |index| format!("{name}[{index}]"))
+}

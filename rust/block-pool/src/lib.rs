@@ -1,0 +1,24 @@
+//! Pages of device memory: who references them, and which goes next.
+//!
+//! A [`Slab`] is one device allocation cut into pages. It knows page ids, reference counts, transfer pins
+//! and eviction order; never bytes, tokens or sequences. What a cached page stands for is an opaque
+//! [`NodeLink`], handed back when the page is evicted so that the caller can drop its own record.
+//!
+//! A page is in exactly one [`PageState`] at any time:
+//!
+//! ```text
+//! pristine ──take──▶ referenced ──last release──▶ evictable ──take──▶ referenced
+//!                      ▲   │                        ▲   │
+//!                      │   └─release while pinned─▶ in flight ──last unpin─▶ evictable
+//!                      └────────acquire (a prefix hit)──┘
+//! ```
+#![forbid(unsafe_code)]
+
+mod ids;
+mod queue;
+mod slab;
+mod verify;
+
+pub use ids::{NodeLink, PageId, Priority, PriorityError, Step};
+pub use slab::{PageState, Slab, Taken};
+pub use verify::PageFault;

@@ -1,0 +1,307 @@
+//! `alloc`: prefix hits and pages for the next forward, for a whole batch or not at all.
+
+use crate::blocks::Prefix;
+use crate::config::Reserve;
+use crate::error::{LedgerError, NoRoom};
+use crate::ledger::{Ledger, parent_after};
+use crate::sequence::{Sequence, StepOut};
+use crate::slots::SlotId;
+use block_pool::{PageId, Step};
+use radix_tree::NodeId;
+use std::ops::Range;
+
+/// What `alloc` will do for one request.
+struct Plan {
+    slot: SlotId,
+    /// Hit blocks, as a range of [`Scratch::hits`]; they follow the request's own published blocks.
+    hits: Range<usize>,
+    /// Blocks of the request's row that hits replace.
+    replaced: Range<usize>,
+    /// Tokens that the forward computes.
+    start: u32,
+    end: u32,
+    /// Whether the last of them is a token that a step out will bring.
+    placeholder: bool,
+    /// Pages to take.
+    new_pages: u32,
+}
+
+/// Buffers that keep their memory from call to call.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    plans: Vec<Plan>,
+    hits: Vec<(NodeId, PageId)>,
+    /// Collisions met while planning.
+    collisions: u64,
+}
+
+impl Ledger {
+    /// Takes prefix hits and reserves pages for the next forward of every request in `batch`.
+    /// `num_tokens[i]` bounds what request `i` computes; one number bounds all; none: no bound.
+    ///
+    /// # Errors
+    /// A slot that is unknown or twice in the batch; a request that cannot be planned now; a bound of 0;
+    /// [`LedgerError::InsufficientBlocks`] naming the first request that did not fit, or
+    /// [`LedgerError::RequestTooLarge`] when it never will. Nothing is changed then.
+    pub fn alloc(&mut self, batch: &[SlotId], num_tokens: &[u32]) -> Result<(), LedgerError> {
+        if num_tokens.len() > 1 && num_tokens.len() != batch.len() {
+            return Err(LedgerError::Mismatch(format!(
+                "num_tokens has {} entries for {} requests: give one number, or one a request",
+                num_tokens.len(),
+                batch.len()
+            )));
+        }
+        if num_tokens.contains(&0) {
+            return Err(LedgerError::OutOfRange {
+                name: "num_tokens",
+                given: 0,
+                allowed: "at least 1 token".into(),
+            });
+        }
+        self.check_batch(batch)?;
+        let mut scratch = std::mem::take(&mut self.admission);
+        let outcome = self.plan(batch, num_tokens, &mut scratch);
+        match &outcome {
+            Ok(()) => self.commit_plans(&scratch),
+            Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) => {
+                self.counters.failed_allocs += 1;
+            }
+            Err(_) => {}
+        }
+        self.admission = scratch;
+        outcome
+    }
+
+    /// Plans a padding request, claimed and not planned yet, for the next forward: its row is all null
+    /// pages, it takes no page, and nothing of it is read or stored.
+    ///
+    /// # Errors
+    /// An unknown slot; a request that was planned before.
+    pub fn alloc_dummy(&mut self, slot: SlotId) -> Result<(), LedgerError> {
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        if sequence.admitted || sequence.dummy {
+            return Err(LedgerError::Mismatch(format!(
+                "slot {}: a request that was planned before cannot become a padding request",
+                slot.0
+            )));
+        }
+        sequence.dummy = true;
+        self.alloc(&[slot], &[])
+    }
+
+    /// The joint plan of the batch. Reads only, but for hashes not computed yet and planning marks.
+    fn plan(
+        &mut self,
+        batch: &[SlotId],
+        num_tokens: &[u32],
+        scratch: &mut Scratch,
+    ) -> Result<(), LedgerError> {
+        scratch.plans.clear();
+        scratch.hits.clear();
+        scratch.collisions = 0;
+        self.slab.open_marks();
+        let available = i64::from(self.slab.available());
+        let (mut needed, mut own_hits, mut given_back) = (0i64, 0i64, 0i64);
+        for (index, &slot) in batch.iter().enumerate() {
+            let bound = num_tokens.get(index).or(num_tokens.last()).copied();
+            let plan = self.plan_one(slot, bound, scratch)?;
+            for &(_, page) in &scratch.hits[plan.hits.clone()] {
+                if self.slab.is_evictable(page) && self.slab.mark(page) {
+                    own_hits += 1;
+                }
+            }
+            let row = &self.sequence(slot)?.row[plan.replaced.clone()];
+            given_back +=
+                row.iter().filter(|&&page| self.slab.refs(page) == 1 && self.slab.pins(page) == 0).count()
+                    as i64;
+            let before = available + given_back - own_hits - needed;
+            needed += i64::from(plan.new_pages);
+            if before < i64::from(plan.new_pages) {
+                let room = self.room(plan.new_pages, before.max(0) as u32);
+                return Err(LedgerError::InsufficientBlocks { slot, room });
+            }
+            scratch.plans.push(plan);
+        }
+        Ok(())
+    }
+
+    fn plan_one(
+        &mut self,
+        slot: SlotId,
+        bound: Option<u32>,
+        scratch: &mut Scratch,
+    ) -> Result<Plan, LedgerError> {
+        let page_size = self.config.page_size;
+        let (step, open, epoch) = (self.step, self.step_open, self.epoch);
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        check_plannable(sequence, slot, step, open)?;
+        let placeholder = sequence.position == sequence.len();
+        let len = sequence.len() + u32::from(placeholder);
+
+        let first_hit = scratch.hits.len();
+        let published = sequence.nodes.len();
+        let reads =
+            self.config.prefix_caching && !sequence.no_read && !sequence.dummy && sequence.epoch == epoch;
+        if reads && sequence.position < sequence.prompt_end {
+            sequence.hash_known(page_size as usize);
+            let limit = ((sequence.known() - 1) / page_size) as usize;
+            let prefix = Prefix {
+                log: &sequence.tokens,
+                keys: sequence.chain.keys(),
+                extras: &sequence.extras,
+                page_size: page_size as usize,
+            };
+            let parent = parent_after(sequence, &sequence.nodes);
+            let hits = &mut scratch.hits;
+            let collided =
+                prefix.walk(&self.tree, parent, published, limit, &mut self.reader, |node, page| {
+                    hits.push((node, page));
+                });
+            scratch.collisions += u64::from(collided);
+            // A hit that ends at or before the position saves nothing.
+            if ((published + hits.len() - first_hit) as u32) * page_size <= sequence.position {
+                hits.truncate(first_hit);
+            }
+        }
+        let hits = first_hit..scratch.hits.len();
+        let hit_end = published + hits.len();
+        let (start, replaced) = if hits.is_empty() {
+            (sequence.position, 0..0)
+        } else {
+            (hit_end as u32 * page_size, published..hit_end.min(sequence.row.len()).max(published))
+        };
+        let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
+        let end = len.min(start.saturating_add(most));
+        let covered = match self.config.reserve {
+            Reserve::Prompt => end.max(sequence.prompt_end),
+            Reserve::Chunk => end,
+        };
+        let limit = self.config.max_pages_per_request();
+        let whole = len.div_ceil(page_size);
+        if whole > limit && !sequence.dummy {
+            let tokens = u64::from(len);
+            return Err(LedgerError::RequestTooLarge {
+                slot,
+                tokens,
+                limit,
+                room: self.room(whole, self.slab.available()),
+            });
+        }
+        let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
+        let new_pages = if sequence.dummy { 0 } else { covered.div_ceil(page_size).saturating_sub(held) };
+        Ok(Plan { slot, hits, replaced, start, end, placeholder, new_pages })
+    }
+
+    /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
+    /// no page taken for one request is a hit of another.
+    fn commit_plans(&mut self, scratch: &Scratch) {
+        self.counters.collisions += scratch.collisions;
+        if scratch.plans.is_empty() {
+            return;
+        }
+        if !self.step_open {
+            self.open_step();
+        }
+        self.step_joined = true;
+        for &(_, page) in scratch.plans.iter().flat_map(|plan| &scratch.hits[plan.hits.clone()]) {
+            self.slab.acquire(page);
+        }
+        for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
+            self.take_hits(plan, &scratch.hits[plan.hits.clone()]);
+        }
+        for plan in &scratch.plans {
+            self.take_pages(plan.slot, plan.new_pages);
+            self.plan_step(plan);
+        }
+    }
+
+    fn take_hits(&mut self, plan: &Plan, hits: &[(NodeId, PageId)]) {
+        let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
+        for block in plan.replaced.clone().rev() {
+            self.slab.release(sequence.row[block], sequence.last_step);
+        }
+        if !plan.replaced.is_empty() {
+            sequence.row_version += 1;
+        }
+        for (block, &(node, page)) in (sequence.nodes.len()..).zip(hits) {
+            match sequence.row.get_mut(block) {
+                Some(cell) => *cell = page,
+                None => sequence.row.push(page),
+            }
+            sequence.nodes.push(node);
+        }
+        let gained = plan.start - sequence.position;
+        sequence.cached += gained;
+        if sequence.admitted {
+            self.counters.late_reused_tokens += u64::from(gained);
+        } else {
+            self.counters.reused_tokens += u64::from(gained);
+            self.counters.reused_blocks += hits.len() as u64;
+        }
+    }
+
+    fn take_pages(&mut self, slot: SlotId, count: u32) {
+        let Some(sequence) = self.slots.get_mut(slot) else { return };
+        for _ in 0..count {
+            let taken = self.slab.take(self.config.priority).expect("the plan left room for every page");
+            if let Some(node) = taken.evicted {
+                self.tree.clear_page(NodeId(node.0));
+                self.counters.evictions += 1;
+            }
+            self.counters.pages_allocated_new += u64::from(taken.pristine);
+            sequence.row.push(taken.page);
+        }
+        self.counters.pages_allocated += u64::from(count);
+    }
+
+    fn plan_step(&mut self, plan: &Plan) {
+        let (step, page_size) = (self.step, self.config.page_size);
+        let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
+        if plan.placeholder {
+            sequence.tokens.push(0);
+            sequence.unknown += 1;
+        }
+        if sequence.dummy {
+            sequence.row.resize(plan.end.div_ceil(page_size) as usize, PageId::NULL);
+        }
+        if !plan.hits.is_empty() {
+            sequence.processed = plan.start;
+        }
+        sequence.position = plan.end;
+        sequence.last_step = step;
+        sequence.interrupted = false;
+        sequence.steps_out.push_back(StepOut { step, start: plan.start, end: plan.end });
+        if !sequence.admitted && !sequence.dummy {
+            sequence.admitted = true;
+            self.counters.admissions += 1;
+            self.counters.prompt_tokens += u64::from(sequence.prompt_end);
+            self.counters.context_blocks += u64::from(sequence.prompt_end.div_ceil(page_size));
+        }
+    }
+
+    /// The pool for an error: `free` pages can be had beside the hits of the batch.
+    fn room(&self, needed: u32, free: u32) -> NoRoom {
+        let total = self.slab.total();
+        NoRoom {
+            needed,
+            free,
+            evictable: free.saturating_sub(self.slab.pristine()),
+            pinned: total - self.slab.available(),
+            total,
+        }
+    }
+}
+
+fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) -> Result<(), LedgerError> {
+    if let Some(newest) = sequence.steps_out.back() {
+        if open && newest.step == step {
+            return Err(LedgerError::AlreadyPlanned { slot, step: step.0 });
+        }
+        if sequence.steps_out.len() == 2 {
+            return Err(LedgerError::TwoStepsOut { slot });
+        }
+    } else if sequence.position == sequence.len() {
+        return Err(LedgerError::NothingToCompute { slot });
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! Blocks of a token log as the tree compares them, and the walk along a prefix.
+
+use block_hash::{ExtraKeys, Token};
+use block_pool::PageId;
+use radix_tree::{DigestCollision, NodeId, ParentId, PrefixTree};
+
+/// Room for the block at hand when overrides or extra keys touch it.
+#[derive(Default)]
+pub(crate) struct BlockReader {
+    tokens: Vec<Token>,
+    extra: Vec<u8>,
+}
+
+impl BlockReader {
+    /// Token ids (overrides applied) and extra keys of block number `block` of `log`.
+    #[inline]
+    pub(crate) fn read<'a>(
+        &'a mut self,
+        log: &'a [Token],
+        extras: &ExtraKeys,
+        page_size: usize,
+        block: usize,
+    ) -> (&'a [Token], &'a [u8]) {
+        let (start, end) = (block * page_size, (block + 1) * page_size);
+        if extras.is_empty() || !extras.touches(start, end) {
+            return (&log[start..end], &[]);
+        }
+        self.tokens.clear();
+        self.tokens.extend_from_slice(&log[start..end]);
+        extras.replace_tokens(start, &mut self.tokens);
+        self.extra.clear();
+        extras.encode(start, end, &mut self.extra);
+        (&self.tokens, &self.extra)
+    }
+}
+
+/// A prefix to look for.
+pub(crate) struct Prefix<'a> {
+    pub(crate) log: &'a [Token],
+    pub(crate) keys: &'a [u64],
+    pub(crate) extras: &'a ExtraKeys,
+    pub(crate) page_size: usize,
+}
+
+impl Prefix<'_> {
+    /// Follows blocks `from .. to` below `parent`, as long as each is in the tree with a page, and gives
+    /// each to `found`. True when the walk ended at a block whose hash belongs to another.
+    pub(crate) fn walk(
+        &self,
+        tree: &PrefixTree,
+        mut parent: ParentId,
+        from: usize,
+        to: usize,
+        reader: &mut BlockReader,
+        mut found: impl FnMut(NodeId, PageId),
+    ) -> bool {
+        for block in from..to {
+            let (tokens, extra) = reader.read(self.log, self.extras, self.page_size, block);
+            let node = match tree.find(parent, self.keys[block], tokens, extra) {
+                Ok(Some(node)) => node,
+                Ok(None) => return false,
+                Err(DigestCollision) => return true,
+            };
+            let Some(page) = tree.page(node) else { return false };
+            found(node, page);
+            parent = ParentId::Node(node);
+        }
+        false
+    }
+}

@@ -1,0 +1,54 @@
+//! What a ledger is told at the start.
+
+use block_hash::Algo;
+use block_pool::Priority;
+
+/// What happens when a sequence publishes a block that another sequence published before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnDuplicate {
+    /// The sequence takes over the stored page and gives up its own; its row changes.
+    Adopt,
+    /// The sequence keeps its own page, unpublished; its row never changes.
+    Private,
+}
+
+/// How many pages the first chunk of a prompt takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reserve {
+    /// What the chunk needs.
+    Chunk,
+    /// What the whole prompt needs.
+    Prompt,
+}
+
+/// Settings of a [`Ledger`](crate::Ledger).
+#[derive(Clone, Debug)]
+pub struct LedgerConfig {
+    /// Tokens a page.
+    pub page_size: u32,
+    /// Usable pages, the null page not counted.
+    pub pages: u32,
+    /// Whether blocks are hashed, published and found.
+    pub prefix_caching: bool,
+    /// Block hash.
+    pub algo: Algo,
+    /// 32 bytes that separate the hashes of installations.
+    pub seed: Option<[u8; 32]>,
+    /// What happens to twins.
+    pub on_duplicate: OnDuplicate,
+    /// How much the first chunk of a prompt takes.
+    pub reserve: Reserve,
+    /// Retention priority of every page.
+    pub priority: Priority,
+    /// Most tokens a request may have, prompt and output; `None`: as many as the pool holds.
+    pub max_seq_len: Option<u32>,
+    /// Most tokens of one request that one forward computes; `None`: no limit.
+    pub max_num_input_tokens: Option<u32>,
+}
+
+impl LedgerConfig {
+    /// Most pages that one request may hold.
+    pub fn max_pages_per_request(&self) -> u32 {
+        self.max_seq_len.map_or(self.pages, |tokens| tokens.div_ceil(self.page_size).min(self.pages))
+    }
+}

@@ -1,0 +1,103 @@
+//! Copies in flight: what a mover is told to copy, and what its pins hold.
+//!
+//! The ledger decides and never waits. A job says which pages a copy touches and after which step's fence
+//! the mover may touch them; the pages stay pinned until the job is told to be finished.
+
+use crate::error::LedgerError;
+use crate::ledger::Ledger;
+use crate::slots::SlotId;
+use block_pool::{PageId, Step};
+use radix_tree::{NodeId, ParentId};
+use std::collections::BTreeMap;
+
+/// A copy in flight; a number is never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CopyId(pub u64);
+
+/// What a mover is to copy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopyJob {
+    /// To be given back when the copy has ended, well or not.
+    pub id: CopyId,
+    /// The pages, in the order of the blocks.
+    pub pages: Vec<PageId>,
+    /// The mover waits for the fence of this step before it touches a page.
+    pub after: Step,
+}
+
+/// The pages of every copy in flight.
+#[derive(Default)]
+pub(crate) struct Copies {
+    pub(crate) in_flight: BTreeMap<u64, Vec<PageId>>,
+    next: u64,
+}
+
+impl Ledger {
+    /// Pins the pages of the request's blocks `first .. first + count` for a copy, until
+    /// [`Ledger::finish_copies`].
+    ///
+    /// # Errors
+    /// An unknown slot; blocks that the request does not hold.
+    pub fn start_copy(&mut self, slot: SlotId, first: usize, count: usize) -> Result<CopyJob, LedgerError> {
+        let sequence = self.sequence(slot)?;
+        let pages = match first.checked_add(count).and_then(|end| sequence.row.get(first..end)) {
+            Some(pages) if !pages.is_empty() && !sequence.dummy => pages.to_vec(),
+            _ => {
+                return Err(LedgerError::OutOfRange {
+                    name: "blocks",
+                    given: first as i128,
+                    allowed: format!(
+                        "at least one block of the {} that the request holds",
+                        sequence.row.len()
+                    ),
+                });
+            }
+        };
+        let last_use = pages.iter().map(|&page| self.slab.last_use(page)).max().unwrap_or_default();
+        let after = last_use.max(sequence.last_step);
+        pages.iter().for_each(|&page| self.slab.pin(page));
+        let id = CopyId(self.copies.next);
+        self.copies.next += 1;
+        self.copies.in_flight.insert(id.0, pages.clone());
+        self.counters.copies_started += 1;
+        Ok(CopyJob { id, pages, after })
+    }
+
+    /// The copies have ended: their pages are no longer pinned.
+    ///
+    /// # Errors
+    /// A copy that is not in flight, or is named twice. Nothing is changed then.
+    pub fn finish_copies(&mut self, ids: &[u64]) -> Result<(), LedgerError> {
+        for (index, id) in ids.iter().enumerate() {
+            if !self.copies.in_flight.contains_key(id) || ids[..index].contains(id) {
+                return Err(LedgerError::UnknownCopy(*id));
+            }
+        }
+        for id in ids {
+            let pages = self.copies.in_flight.remove(id).unwrap_or_default();
+            // Deepest first, as a release does; then what lies above counts as used now, so that no
+            // block is evicted before a block below it.
+            for &page in pages.iter().rev() {
+                if self.slab.unpin(page) {
+                    self.refresh_ancestors(page);
+                }
+            }
+            self.counters.copies_finished += 1;
+        }
+        Ok(())
+    }
+
+    fn refresh_ancestors(&mut self, page: PageId) {
+        let priority = self.slab.priority(page);
+        let mut node = self.slab.node(page).map(|link| NodeId(link.0));
+        while let Some(ParentId::Node(parent)) = node.map(|node| self.tree.parent(node)) {
+            match self.tree.page(parent) {
+                Some(page) if self.slab.is_evictable(page) && self.slab.priority(page) == priority => {
+                    self.slab.refresh(page);
+                }
+                _ => return,
+            }
+            node = Some(parent);
+        }
+    }
+}

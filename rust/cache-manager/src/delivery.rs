@@ -1,0 +1,189 @@
+//! `step`: results of a forward come in, and blocks that became full are published.
+
+use crate::config::OnDuplicate;
+use crate::error::LedgerError;
+use crate::ledger::{Ledger, check_length, parent_after};
+use crate::slots::SlotId;
+use block_hash::Token;
+use block_pool::{NodeLink, Step};
+use radix_tree::{Insertion, NodeId};
+
+/// Orphaned results older than this many steps are no longer waited for.
+const ORPHAN_STEPS: u32 = 1 << 16;
+
+impl Ledger {
+    /// Delivers the oldest step out of every request in `batch`: its tokens have KV now. `new_tokens`
+    /// holds `counts[i]` tokens for request `i` (no counts: one each, or none at all when there are no
+    /// tokens), which are appended, or fill placeholders. Then publishes every block all of whose tokens
+    /// have KV. Results for requests released, preempted or truncated meanwhile are dropped.
+    ///
+    /// # Errors
+    /// A slot that is unknown or twice in the batch; a request without a step out; counts that do not
+    /// match; too many tokens. Nothing is changed then.
+    pub fn step(
+        &mut self,
+        batch: &[SlotId],
+        new_tokens: &[Token],
+        counts: Option<&[u32]>,
+    ) -> Result<(), LedgerError> {
+        self.check_delivery(batch, new_tokens, counts)?;
+        let one_each = u32::from(!new_tokens.is_empty());
+        let mut rest = new_tokens;
+        for (index, &slot) in batch.iter().enumerate() {
+            let count = counts.map_or(one_each, |counts| counts[index]);
+            let (tokens, after) = rest.split_at(count as usize);
+            rest = after;
+            self.deliver(slot, tokens);
+        }
+        Ok(())
+    }
+
+    fn check_delivery(
+        &mut self,
+        batch: &[SlotId],
+        new_tokens: &[Token],
+        counts: Option<&[u32]>,
+    ) -> Result<(), LedgerError> {
+        let expected = match counts {
+            Some(counts) if counts.len() != batch.len() => {
+                return Err(LedgerError::Mismatch(format!(
+                    "counts has {} entries for {} requests",
+                    counts.len(),
+                    batch.len()
+                )));
+            }
+            Some(counts) => counts.iter().map(|&count| u64::from(count)).sum(),
+            None if new_tokens.is_empty() => 0,
+            None => batch.len() as u64,
+        };
+        if expected != new_tokens.len() as u64 {
+            return Err(LedgerError::Mismatch(format!(
+                "new_tokens has {} tokens, {expected} are expected for {} requests (counts: tokens of each; default one each)",
+                new_tokens.len(),
+                batch.len()
+            )));
+        }
+        self.batch_pass += 1;
+        let one_each = u32::from(!new_tokens.is_empty());
+        for (index, &slot) in batch.iter().enumerate() {
+            let Some(sequence) = self.slots.get_mut(slot) else {
+                if self.orphans.contains_key(&slot) {
+                    continue;
+                }
+                return Err(LedgerError::UnknownSlot(slot));
+            };
+            if std::mem::replace(&mut sequence.batch_mark, self.batch_pass) == self.batch_pass {
+                return Err(LedgerError::TwiceInBatch(slot));
+            }
+            if !sequence.dropped.is_empty() || sequence.interrupted {
+                continue;
+            }
+            if sequence.steps_out.is_empty() {
+                return Err(LedgerError::NotPlanned { slot });
+            }
+            let count = counts.map_or(one_each, |counts| counts[index]);
+            if sequence.unknown > 0 && count > sequence.unknown {
+                return Err(LedgerError::Mismatch(format!(
+                    "slot {}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
+                    slot.0, sequence.unknown
+                )));
+            }
+            check_length(sequence, count.saturating_sub(sequence.unknown), self.config.max_seq_len)?;
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, slot: SlotId, tokens: &[Token]) {
+        let Some(sequence) = self.slots.get_mut(slot) else {
+            return self.drop_orphan(slot);
+        };
+        if sequence.dropped.pop_front().is_some() || sequence.interrupted {
+            self.counters.dropped_results += 1;
+            return;
+        }
+        let Some(out) = sequence.steps_out.pop_front() else { return };
+        // A hit may have moved past the end of this step meanwhile.
+        sequence.processed = sequence.processed.max(out.end);
+        tokens.iter().for_each(|&token| sequence.append(token));
+        if out.step == self.step {
+            self.step_open = false;
+        }
+        self.publish(slot);
+    }
+
+    fn drop_orphan(&mut self, slot: SlotId) {
+        if let Some((_, due)) = self.orphans.get_mut(&slot) {
+            *due -= 1;
+            self.counters.dropped_results += 1;
+            if *due == 0 {
+                self.orphans.remove(&slot);
+            }
+        }
+    }
+
+    /// Publishes the request's blocks that are full, known and computed, and not published yet.
+    #[inline]
+    pub(crate) fn publish(&mut self, slot: SlotId) {
+        let page_size = self.config.page_size;
+        let Some(sequence) = self.slots.get(slot) else { return };
+        let computed = sequence.processed.min(sequence.known()) / page_size;
+        if computed as usize > sequence.nodes.len() && self.publishes(slot) {
+            self.publish_up_to(slot, computed as usize);
+        }
+    }
+
+    fn publishes(&self, slot: SlotId) -> bool {
+        self.config.prefix_caching
+            && self.slots.get(slot).is_some_and(|sequence| {
+                !sequence.no_store && !sequence.dummy && !sequence.blocked && sequence.epoch == self.epoch
+            })
+    }
+
+    fn publish_up_to(&mut self, slot: SlotId, computed: usize) {
+        let page_size = self.config.page_size as usize;
+        let Some(sequence) = self.slots.get_mut(slot) else { return };
+        sequence.hash_known(page_size);
+        for block in sequence.nodes.len()..computed {
+            let parent = parent_after(sequence, &sequence.nodes);
+            let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
+            let own = sequence.row[block];
+            let node = match self.tree.insert(parent, sequence.chain.keys()[block], tokens, extra) {
+                Insertion::Collision => {
+                    sequence.blocked = true;
+                    self.counters.collisions += 1;
+                    return;
+                }
+                Insertion::New(node) | Insertion::Existing(node) => node,
+            };
+            match self.tree.page(node) {
+                None => {
+                    self.tree.set_page(node, own);
+                    self.slab.publish(own, NodeLink(node.0));
+                    self.counters.published_blocks += 1;
+                }
+                Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
+                    self.slab.acquire(twin);
+                    self.slab.release(own, sequence.last_step);
+                    sequence.row[block] = twin;
+                    sequence.row_version += 1;
+                    self.counters.adopted_blocks += 1;
+                }
+                Some(_) => {
+                    self.tree.anchor(node);
+                    sequence.anchored.push(block as u32);
+                    self.counters.private_blocks += 1;
+                }
+            }
+            sequence.nodes.push(NodeId(node.0));
+        }
+    }
+
+    /// Remembers that `due` results will still come for a slot that was just released.
+    pub(crate) fn expect_orphans(&mut self, slot: SlotId, last: Step, due: u32) {
+        if due > 0 {
+            let oldest = self.step.0.saturating_sub(ORPHAN_STEPS);
+            self.orphans.retain(|_, (step, _)| step.0 >= oldest);
+            self.orphans.insert(slot, (last, due));
+        }
+    }
+}

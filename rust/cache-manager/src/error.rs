@@ -1,0 +1,111 @@
+//! Why a call was refused. A refused call has changed nothing.
+
+use crate::slots::SlotId;
+use thiserror::Error;
+
+/// The pool at the moment when a request did not fit, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoRoom {
+    /// Pages that the request needs beyond what it holds.
+    pub needed: u32,
+    /// Pages that could be handed out: never used, or evictable.
+    pub free: u32,
+    /// Of these, pages that had to be evicted; pages that the batch hits are not among them.
+    pub evictable: u32,
+    /// Pages that sequences or transfers hold.
+    pub pinned: u32,
+    /// All pages.
+    pub total: u32,
+}
+
+/// A refused call.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum LedgerError {
+    /// The slot is of no claimed request: never claimed, or released since.
+    #[error("slot {}: no request is claimed under it (it was released, or never claimed)", .0.0)]
+    UnknownSlot(SlotId),
+    /// One request is twice in one batch.
+    #[error("slot {}: the request is in this batch twice", .0.0)]
+    TwiceInBatch(SlotId),
+    /// All tokens have KV or are on the way, and no step out will bring another.
+    #[error("slot {}: no token is left to compute (append one with update() or step(new_tokens=...) first)", .slot.0)]
+    NothingToCompute {
+        /// The request.
+        slot: SlotId,
+    },
+    /// The request is in the open step already.
+    #[error(
+        "slot {}: the request is planned in step {step} already (deliver it with step(), or close the step with runtime_inputs() or begin_step())",
+        .slot.0
+    )]
+    AlreadyPlanned {
+        /// The request.
+        slot: SlotId,
+        /// The open step.
+        step: u32,
+    },
+    /// The request has two steps out.
+    #[error("slot {}: two steps of the request are out already; deliver the older one with step() first", .slot.0)]
+    TwoStepsOut {
+        /// The request.
+        slot: SlotId,
+    },
+    /// The request has no step out.
+    #[error("slot {}: the request has no step out; alloc() it first", .slot.0)]
+    NotPlanned {
+        /// The request.
+        slot: SlotId,
+    },
+    /// There is no room for the request now.
+    #[error(
+        "slot {}: needs {} more pages; {} of {} are free ({} of them evictable), {} are held",
+        .slot.0, .room.needed, .room.free, .room.total, .room.evictable, .room.pinned
+    )]
+    InsufficientBlocks {
+        /// The first request of the batch that did not fit.
+        slot: SlotId,
+        /// The pool as this request found it.
+        room: NoRoom,
+    },
+    /// There will never be room for the request.
+    #[error("slot {}: {tokens} tokens need {} pages, a request may hold {limit}", .slot.0, .room.needed)]
+    RequestTooLarge {
+        /// The request.
+        slot: SlotId,
+        /// Its tokens.
+        tokens: u64,
+        /// Most pages that one request may hold.
+        limit: u32,
+        /// The pool; `needed` counts every page of the request.
+        room: NoRoom,
+    },
+    /// More tokens than the request or the manager allows.
+    #[error("{tokens} tokens: over the limit of {limit} ({what})")]
+    TooLong {
+        /// What the tokens would be.
+        tokens: u64,
+        /// The limit.
+        limit: u64,
+        /// Which limit.
+        what: &'static str,
+    },
+    /// A number that is out of range.
+    #[error("{name}={given}: must be {allowed}")]
+    OutOfRange {
+        /// The argument.
+        name: &'static str,
+        /// What was given.
+        given: i128,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// Arrays of one call that do not fit together.
+    #[error("{0}")]
+    Mismatch(String),
+    /// A copy that is not in flight.
+    #[error("transfer {0}: not in flight (finished already, or never started)")]
+    UnknownCopy(u64),
+    /// All slots are taken.
+    #[error("{0} requests are claimed, no slot is left")]
+    NoSlot(usize),
+}

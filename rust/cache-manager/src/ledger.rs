@@ -1,0 +1,284 @@
+//! The ledger's state, claiming, and what is read of it.
+
+use crate::blocks::BlockReader;
+use crate::config::LedgerConfig;
+use crate::copies::Copies;
+use crate::counters::Counters;
+use crate::error::LedgerError;
+use crate::sequence::{NewSequence, Position, Sequence};
+use crate::slots::{SlotId, Slots};
+use block_hash::{Identity, Token};
+use block_pool::{PageId, Slab, Step};
+use radix_tree::{NodeId, ParentId, PrefixTree};
+use std::collections::HashMap;
+
+/// The ledger of one replica; see the crate's page.
+pub struct Ledger {
+    pub(crate) config: LedgerConfig,
+    pub(crate) slab: Slab,
+    pub(crate) tree: PrefixTree,
+    pub(crate) slots: Slots,
+    pub(crate) copies: Copies,
+    pub(crate) counters: Counters,
+    /// Newest step.
+    pub(crate) step: Step,
+    /// Whether `alloc` joins the newest step instead of opening the next.
+    pub(crate) step_open: bool,
+    /// Whether a request is planned in the newest step.
+    pub(crate) step_joined: bool,
+    /// Resets of the prefix cache; a sequence of an older epoch neither reads nor publishes.
+    pub(crate) epoch: u32,
+    /// Latest time that was told, in seconds.
+    pub(crate) now: f64,
+    /// Passes over batches, to find a request that is in one batch twice.
+    pub(crate) batch_pass: u64,
+    /// Results due for requests that were released meanwhile: by slot, the last step and the number.
+    pub(crate) orphans: HashMap<SlotId, (Step, u32)>,
+    pub(crate) reader: BlockReader,
+    pub(crate) admission: crate::admission::Scratch,
+}
+
+impl Ledger {
+    /// A ledger with an empty pool.
+    pub fn new(config: LedgerConfig) -> Ledger {
+        let slab = Slab::new(config.pages, config.priority);
+        let blocks = if config.prefix_caching { config.pages as usize } else { 0 };
+        Ledger {
+            tree: PrefixTree::new(config.page_size as usize, blocks),
+            slab,
+            slots: Slots::default(),
+            copies: Copies::default(),
+            counters: Counters::default(),
+            step: Step(0),
+            step_open: false,
+            step_joined: false,
+            epoch: 0,
+            now: 0.0,
+            batch_pass: 0,
+            orphans: HashMap::new(),
+            reader: BlockReader::default(),
+            admission: crate::admission::Scratch::default(),
+            config,
+        }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &LedgerConfig {
+        &self.config
+    }
+
+    /// Reserves a slot for a request; no page is taken.
+    ///
+    /// # Errors
+    /// A prompt that is empty, longer than the request's own limit, or longer than the ledger's; no slot.
+    pub fn claim(&mut self, new: NewSequence) -> Result<SlotId, Box<RefusedClaim>> {
+        if let Err(error) = self.check_claim(&new) {
+            return Err(Box::new(RefusedClaim { error, request: new }));
+        }
+        let namespace = self.tree.acquire_namespace(&new.namespace);
+        self.counters.claims += 1;
+        let sequence = Sequence::new(new, self.counters.claims, namespace, self.epoch);
+        Ok(self.slots.insert(sequence))
+    }
+
+    fn check_claim(&self, new: &NewSequence) -> Result<(), LedgerError> {
+        let tokens = new.tokens.len() as u64;
+        if tokens == 0 {
+            return Err(LedgerError::OutOfRange {
+                name: "tokens",
+                given: 0,
+                allowed: "at least one token".into(),
+            });
+        }
+        let max_length = u64::from(new.max_length);
+        if tokens > max_length {
+            return Err(LedgerError::TooLong { tokens, limit: max_length, what: "the request's max_length" });
+        }
+        if let Some(limit) = self.config.max_seq_len.map(u64::from).filter(|&limit| tokens > limit) {
+            return Err(LedgerError::TooLong { tokens, limit, what: "the manager's max_seq_len" });
+        }
+        if self.slots.len() == SlotId::MAX {
+            return Err(LedgerError::NoSlot(SlotId::MAX));
+        }
+        Ok(())
+    }
+
+    /// Whether a request is claimed under `slot`.
+    pub fn contains(&self, slot: SlotId) -> bool {
+        self.slots.get(slot).is_some()
+    }
+
+    /// Appends one generated token to the request (the single form of [`Ledger::step`]'s tokens). A token
+    /// of a step that was dropped meanwhile is dropped.
+    ///
+    /// # Errors
+    /// An unknown slot; a request at its length limit.
+    pub fn update(&mut self, slot: SlotId, token: Token) -> Result<(), LedgerError> {
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        if sequence.swallow() {
+            self.counters.dropped_results += 1;
+            return Ok(());
+        }
+        if sequence.unknown == 0 {
+            check_length(sequence, 1, self.config.max_seq_len)?;
+        }
+        sequence.append(token);
+        Ok(())
+    }
+
+    /// Where the request stands.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn position(&self, slot: SlotId) -> Result<Position, LedgerError> {
+        Ok(self.sequence(slot)?.position())
+    }
+
+    /// The request's known tokens.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn tokens(&self, slot: SlotId) -> Result<&[Token], LedgerError> {
+        let sequence = self.sequence(slot)?;
+        Ok(&sequence.tokens[..sequence.known() as usize])
+    }
+
+    /// The pages of the request's blocks, in order.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn pages(&self, slot: SlotId) -> Result<&[PageId], LedgerError> {
+        Ok(&self.sequence(slot)?.row)
+    }
+
+    /// Publishes what is computed and full, and gives the hashes of the request's full blocks of known
+    /// tokens, in order. Calling it again changes nothing.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn commit(&mut self, slot: SlotId) -> Result<Vec<Identity>, LedgerError> {
+        self.sequence(slot)?;
+        if !self.config.prefix_caching {
+            return Ok(Vec::new());
+        }
+        self.publish(slot);
+        let page_size = self.config.page_size as usize;
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        sequence.hash_known(page_size);
+        Ok((0..sequence.chain.len()).map(|block| sequence.chain.identity(block)).collect())
+    }
+
+    /// Opens the next step if the newest is closed, tells the time in seconds, and ends copies.
+    ///
+    /// # Errors
+    /// A time before the last one; a copy that is not in flight. Nothing is changed then.
+    pub fn begin_step(&mut self, now: Option<f64>, completions: &[u64]) -> Result<Step, LedgerError> {
+        if let Some(now) = now.filter(|&now| now.is_nan() || now < self.now) {
+            return Err(LedgerError::Mismatch(format!(
+                "now={now}: time cannot go back (it was {} already), nor be NaN",
+                self.now
+            )));
+        }
+        self.finish_copies(completions)?;
+        self.now = now.unwrap_or(self.now);
+        if !self.step_open || self.step_joined {
+            self.open_step();
+        }
+        Ok(self.step)
+    }
+
+    /// Closes the open step: its forward is about to run.
+    pub fn close_step(&mut self) {
+        self.step_open = false;
+    }
+
+    /// The newest step, and whether it is open.
+    pub fn newest_step(&self) -> (Step, bool) {
+        (self.step, self.step_open)
+    }
+
+    /// Forgets every cached block. Blocks in use are not published when they are computed or released:
+    /// requests that hold pages neither read nor store from now on, until preempted. The cost does not
+    /// grow with the cache.
+    pub fn reset_prefix_cache(&mut self) {
+        self.tree.clear();
+        self.slab.forget_all();
+        self.epoch += 1;
+        for sequence in self.slots.iter_mut().filter(|sequence| sequence.row.is_empty()) {
+            sequence.join_epoch(&mut self.tree, self.epoch);
+        }
+        self.counters.resets += 1;
+    }
+
+    /// What has been counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The pool, to read.
+    pub fn slab(&self) -> &Slab {
+        &self.slab
+    }
+
+    /// Cached blocks on the device, referenced or not.
+    pub fn cached_blocks(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// Requests claimed.
+    pub fn requests(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn open_step(&mut self) {
+        self.step.0 += 1;
+        self.step_open = true;
+        self.step_joined = false;
+    }
+
+    pub(crate) fn sequence(&self, slot: SlotId) -> Result<&Sequence, LedgerError> {
+        self.slots.get(slot).ok_or(LedgerError::UnknownSlot(slot))
+    }
+
+    /// Checks that every slot is claimed and that none is twice in `batch`.
+    pub(crate) fn check_batch(&mut self, batch: &[SlotId]) -> Result<(), LedgerError> {
+        self.batch_pass += 1;
+        for &slot in batch {
+            let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+            if std::mem::replace(&mut sequence.batch_mark, self.batch_pass) == self.batch_pass {
+                return Err(LedgerError::TwiceInBatch(slot));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A claim that was refused, with the request as it was given.
+pub struct RefusedClaim {
+    /// Why.
+    pub error: LedgerError,
+    /// The request.
+    pub request: NewSequence,
+}
+
+/// Checks that `more` tokens fit into the request's and the ledger's limits.
+pub(crate) fn check_length(
+    sequence: &Sequence,
+    more: u32,
+    max_seq_len: Option<u32>,
+) -> Result<(), LedgerError> {
+    let tokens = u64::from(sequence.len()) + u64::from(more);
+    let limit = u64::from(sequence.max_length);
+    if tokens > limit {
+        return Err(LedgerError::TooLong { tokens, limit, what: "the request's max_length" });
+    }
+    match max_seq_len.map(u64::from).filter(|&limit| tokens > limit) {
+        Some(limit) => Err(LedgerError::TooLong { tokens, limit, what: "the manager's max_seq_len" }),
+        None => Ok(()),
+    }
+}
+
+/// What the block after the leading `nodes` follows.
+pub(crate) fn parent_after(sequence: &Sequence, nodes: &[NodeId]) -> ParentId {
+    nodes.last().map_or(ParentId::Root(sequence.namespace), |&node| ParentId::Node(node))
+}

@@ -1,0 +1,137 @@
+//! `truncate`, `preempt`, `release`: ways to give pages back.
+
+use crate::error::LedgerError;
+use crate::ledger::Ledger;
+use crate::sequence::Sequence;
+use crate::slots::SlotId;
+use block_hash::Token;
+use block_pool::{PageId, Slab, Step};
+use radix_tree::PrefixTree;
+
+impl Ledger {
+    /// Drops the request's tokens after the first `len`, with their hashes and pages, and its steps out.
+    /// If `len` falls into a block whose page is stored or shared, the page is given up too, and the
+    /// block's tokens are computed again: such a page is never written to.
+    ///
+    /// # Errors
+    /// An unknown slot; more tokens than are known.
+    pub fn truncate(&mut self, slot: SlotId, len: u32) -> Result<(), LedgerError> {
+        let launched = self.launched_before();
+        let page_size = self.config.page_size;
+        let current = self.epoch;
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        let known = sequence.known();
+        if len > known {
+            return Err(LedgerError::OutOfRange {
+                name: "length",
+                given: i128::from(len),
+                allowed: format!("0 to {known}, the tokens of the request"),
+            });
+        }
+        if len == sequence.len() {
+            return Ok(());
+        }
+        sequence.drop_steps_out(launched);
+        sequence.tokens.truncate(len as usize);
+        let full = (len / page_size) as usize;
+        sequence.chain.truncate(full);
+        // The page of a partial block stays only if it is the request's own and not stored.
+        let kept = |page: PageId| self.slab.node(page).is_some() || self.slab.refs(page) > 1;
+        let stored = sequence.row.get(full).is_some_and(|&page| kept(page));
+        let keep = if stored { full } else { len.div_ceil(page_size) as usize };
+        give_back(sequence, keep, &mut self.slab);
+        leave_nodes(sequence, full, &mut self.slab, &mut self.tree, current);
+        sequence.processed = sequence.processed.min(if stored { full as u32 * page_size } else { len });
+        sequence.position = sequence.processed;
+        sequence.prompt_end = sequence.prompt_end.min(len);
+        sequence.blocked &= sequence.nodes.len() < full;
+        Ok(())
+    }
+
+    /// Gives up all pages of every request in `batch`, the tail first; the requests stay claimed, and
+    /// compute all their tokens again, but for what is still cached then.
+    ///
+    /// # Errors
+    /// A slot that is unknown or twice in the batch. Nothing is changed then.
+    pub fn preempt(&mut self, batch: &[SlotId]) -> Result<(), LedgerError> {
+        self.check_batch(batch)?;
+        let launched = self.launched_before();
+        let current = self.epoch;
+        for &slot in batch {
+            let Some(sequence) = self.slots.get_mut(slot) else { continue };
+            sequence.drop_steps_out(launched);
+            release_all(sequence, &mut self.slab, &mut self.tree, current);
+            sequence.processed = 0;
+            sequence.position = 0;
+            sequence.cached = 0;
+            sequence.prompt_end = sequence.len();
+            sequence.blocked = false;
+            if sequence.epoch != current {
+                sequence.join_epoch(&mut self.tree, current);
+            }
+            self.counters.preemptions += 1;
+        }
+        Ok(())
+    }
+
+    /// Ends every request in `batch` and gives back its pages, the tail first. Publishes nothing more.
+    /// Gives the known tokens of each, and how many tokens came from the cache.
+    ///
+    /// # Errors
+    /// A slot that is unknown or twice in the batch. Nothing is changed then.
+    pub fn release(&mut self, batch: &[SlotId]) -> Result<Vec<(Vec<Token>, u32)>, LedgerError> {
+        self.check_batch(batch)?;
+        Ok(batch.iter().filter_map(|&slot| self.release_one(slot)).collect())
+    }
+
+    fn release_one(&mut self, slot: SlotId) -> Option<(Vec<Token>, u32)> {
+        let mut sequence = self.slots.remove(slot)?;
+        // Nothing else can be delivered under this slot: also results of the open step are dropped.
+        sequence.drop_steps_out(Step(u32::MAX));
+        release_all(&mut sequence, &mut self.slab, &mut self.tree, self.epoch);
+        if sequence.epoch == self.epoch {
+            self.tree.release_namespace(sequence.namespace);
+        }
+        self.expect_orphans(slot, sequence.last_step, sequence.dropped.len() as u32);
+        self.counters.releases += 1;
+        Some((sequence.tokens, sequence.cached))
+    }
+
+    /// Steps before this one have been launched: their results will come.
+    fn launched_before(&self) -> Step {
+        Step(self.step.0 + u32::from(!self.step_open))
+    }
+}
+
+/// Gives back every page, the tail first. `epoch` is the ledger's.
+fn release_all(sequence: &mut Sequence, slab: &mut Slab, tree: &mut PrefixTree, epoch: u32) {
+    give_back(sequence, 0, slab);
+    leave_nodes(sequence, 0, slab, tree, epoch);
+}
+
+/// Gives back the pages of all blocks but the first `keep`, the tail first.
+fn give_back(sequence: &mut Sequence, keep: usize, slab: &mut Slab) {
+    if keep >= sequence.row.len() {
+        return;
+    }
+    for &page in sequence.row[keep..].iter().rev().filter(|&&page| page != PageId::NULL) {
+        slab.release(page, sequence.last_step);
+    }
+    sequence.row.truncate(keep);
+    sequence.row_version += 1;
+}
+
+/// Forgets the nodes of all blocks but the first `keep`. The stored page of a block that the sequence
+/// holds a twin of counts as used now, deepest first, so that it outlives the blocks below it.
+fn leave_nodes(sequence: &mut Sequence, keep: usize, slab: &mut Slab, tree: &mut PrefixTree, epoch: u32) {
+    while let Some(block) = sequence.anchored.pop_if(|block| *block as usize >= keep) {
+        if sequence.epoch == epoch {
+            let node = sequence.nodes[block as usize];
+            if let Some(twin) = tree.page(node) {
+                slab.refresh(twin);
+            }
+            tree.release_anchor(node);
+        }
+    }
+    sequence.nodes.truncate(keep);
+}

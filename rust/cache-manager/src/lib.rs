@@ -1,0 +1,41 @@
+//! The ledger of one replica: sequences, their pages, and what the prefix tree knows.
+//!
+//! [`Ledger`] composes the three crates below it: `block-hash` names prefixes, `block-pool` owns
+//! references and eviction order, `radix-tree` owns device residency. The ledger owns what is left: the
+//! sequences, the steps in flight, and the copies in flight. It reads no clock and does no I/O: the same
+//! calls give the same pages and victims on every rank.
+//!
+//! Every call validates first, then plans on a read-only view, then commits what cannot fail: a call that
+//! returns an error has changed nothing but the counter of failures.
+//!
+//! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
+//! [`alloc`](Ledger::alloc) (`admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
+//! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
+//! (`letting_go`); then `copies`, `probe`, `verify`.
+#![forbid(unsafe_code)]
+
+mod admission;
+mod blocks;
+mod config;
+mod copies;
+mod counters;
+mod delivery;
+mod error;
+mod ledger;
+mod letting_go;
+mod probe;
+mod sequence;
+mod slots;
+mod tables;
+mod verify;
+
+pub use config::{LedgerConfig, OnDuplicate, Reserve};
+pub use copies::{CopyId, CopyJob};
+pub use counters::Counters;
+pub use error::{LedgerError, NoRoom};
+pub use ledger::{Ledger, RefusedClaim};
+pub use probe::{PrefixQuery, PrefixReuse};
+pub use sequence::{NewSequence, Position};
+pub use slots::SlotId;
+pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
+pub use verify::LedgerFault;

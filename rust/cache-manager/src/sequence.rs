@@ -1,0 +1,213 @@
+//! One request: its token log, its hash chain, its pages, and its steps in flight.
+
+use block_hash::{Chain, ExtraKeys, Token};
+use block_pool::{PageId, Step};
+use radix_tree::{NamespaceId, NamespaceKey, NodeId, PrefixTree};
+use std::collections::VecDeque;
+
+/// A request as it comes in.
+pub struct NewSequence {
+    /// The prompt; at least one token.
+    pub tokens: Vec<Token>,
+    /// Most tokens of prompt and output.
+    pub max_length: u32,
+    /// Salt and adapter.
+    pub namespace: NamespaceKey,
+    /// What besides tokens enters its blocks.
+    pub extras: ExtraKeys,
+    /// The hashes of its full blocks (empty when prefix caching is off).
+    pub chain: Chain,
+    /// Do not read the prefix cache.
+    pub no_read: bool,
+    /// Do not store into the prefix cache.
+    pub no_store: bool,
+}
+
+impl NewSequence {
+    /// Hashes the full blocks of the prompt. Costs time in proportion to the prompt: do it before taking
+    /// the ledger's lock.
+    pub fn hash_prompt(&mut self, page_size: u32) {
+        self.chain.extend(&self.tokens, page_size as usize, &self.extras);
+    }
+}
+
+/// A part of the sequence that one forward computes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct StepOut {
+    pub(crate) step: Step,
+    /// First token computed.
+    pub(crate) start: u32,
+    /// One past the last token computed.
+    pub(crate) end: u32,
+}
+
+/// Where a request stands, in tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Position {
+    /// Tokens with KV.
+    pub processed: u32,
+    /// Tokens that the newest step out computes; 0 when none is out.
+    pub active: u32,
+    /// Tokens of this admission that came from the cache.
+    pub cached: u32,
+    /// Known tokens.
+    pub known: u32,
+}
+
+pub(crate) struct Sequence {
+    /// Number of the claim: no two sequences of a ledger share one.
+    pub(crate) serial: u64,
+    /// Known tokens, then `unknown` placeholders of tokens that a step out will bring.
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) unknown: u32,
+    pub(crate) max_length: u32,
+    pub(crate) namespace_key: NamespaceKey,
+    pub(crate) extras: ExtraKeys,
+    pub(crate) chain: Chain,
+    pub(crate) no_read: bool,
+    pub(crate) no_store: bool,
+    /// A padding request: its row is all null pages, and nothing of it is read or stored.
+    pub(crate) dummy: bool,
+
+    /// The page of each block.
+    pub(crate) row: Vec<PageId>,
+    /// Changes when a page of the row is replaced; pages that are appended do not count.
+    pub(crate) row_version: u32,
+    /// The namespace in the tree, while `epoch` is the ledger's.
+    pub(crate) namespace: NamespaceId,
+    pub(crate) epoch: u32,
+    /// Tree nodes of the leading blocks that were found or published.
+    pub(crate) nodes: Vec<NodeId>,
+    /// Indices of blocks whose node is anchored, because the node's page is a twin's.
+    pub(crate) anchored: Vec<u32>,
+    /// Another block owns a hash of this sequence: it publishes no further.
+    pub(crate) blocked: bool,
+
+    /// Tokens with KV.
+    pub(crate) processed: u32,
+    /// Tokens with KV or on the way: where the next step starts.
+    pub(crate) position: u32,
+    /// Length of the prompt; after a preemption, of all that must be computed again.
+    pub(crate) prompt_end: u32,
+    pub(crate) cached: u32,
+    /// Counted as admitted.
+    pub(crate) admitted: bool,
+    /// Steps whose results are due, oldest first; at most two.
+    pub(crate) steps_out: VecDeque<StepOut>,
+    /// Results to drop when they come; each with whether a token is still to come with it.
+    pub(crate) dropped: VecDeque<bool>,
+    /// Steps out were dropped and none is planned since: results that come now belong to nothing.
+    pub(crate) interrupted: bool,
+    /// Newest step that the sequence was planned in.
+    pub(crate) last_step: Step,
+    /// Pass in which the sequence was last seen in a batch.
+    pub(crate) batch_mark: u64,
+}
+
+impl Sequence {
+    pub(crate) fn new(new: NewSequence, serial: u64, namespace: NamespaceId, epoch: u32) -> Sequence {
+        let prompt_end = new.tokens.len() as u32;
+        Sequence {
+            serial,
+            tokens: new.tokens,
+            unknown: 0,
+            max_length: new.max_length,
+            namespace_key: new.namespace,
+            extras: new.extras,
+            chain: new.chain,
+            no_read: new.no_read,
+            no_store: new.no_store,
+            dummy: false,
+            row: Vec::new(),
+            row_version: 0,
+            namespace,
+            epoch,
+            nodes: Vec::new(),
+            anchored: Vec::new(),
+            blocked: false,
+            processed: 0,
+            position: 0,
+            prompt_end,
+            cached: 0,
+            admitted: false,
+            steps_out: VecDeque::with_capacity(2),
+            dropped: VecDeque::new(),
+            interrupted: false,
+            last_step: Step(0),
+            batch_mark: 0,
+        }
+    }
+
+    /// Tokens, placeholders included.
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// Tokens whose value is known.
+    #[inline]
+    pub(crate) fn known(&self) -> u32 {
+        self.len() - self.unknown
+    }
+
+    pub(crate) fn position(&self) -> Position {
+        Position {
+            processed: self.processed,
+            active: self.steps_out.back().map_or(0, |out| out.end - out.start),
+            cached: self.cached,
+            known: self.known(),
+        }
+    }
+
+    /// Appends a generated token, or fills the oldest placeholder.
+    #[inline]
+    pub(crate) fn append(&mut self, token: Token) {
+        if self.unknown > 0 {
+            let at = self.known() as usize;
+            self.tokens[at] = token;
+            self.unknown -= 1;
+        } else {
+            self.tokens.push(token);
+        }
+    }
+
+    /// Takes a token whose step was dropped meanwhile; true when the token was one of these.
+    pub(crate) fn swallow(&mut self) -> bool {
+        match self.dropped.iter_mut().find(|pending| **pending) {
+            Some(pending) => {
+                *pending = false;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Hashes every full block of known tokens that has no hash yet.
+    #[inline]
+    pub(crate) fn hash_known(&mut self, page_size: usize) {
+        let known = self.known() as usize;
+        if known / page_size > self.chain.len() {
+            self.chain.extend(&self.tokens[..known], page_size, &self.extras);
+        }
+    }
+
+    /// Takes part in the prefix cache of `epoch`, which is not the sequence's; it holds no page.
+    pub(crate) fn join_epoch(&mut self, tree: &mut PrefixTree, epoch: u32) {
+        self.namespace = tree.acquire_namespace(&self.namespace_key);
+        self.epoch = epoch;
+    }
+
+    /// Drops what is in flight. Results are due for steps before `launched_before`.
+    pub(crate) fn drop_steps_out(&mut self, launched_before: Step) {
+        // The tokens of the newest `unknown` placeholders are still to come, and so is the token of the
+        // newest step, if it reaches the end of the log.
+        for out in std::mem::take(&mut self.steps_out) {
+            if out.step < launched_before {
+                self.dropped.push_back(out.end >= self.known());
+            }
+        }
+        self.tokens.truncate(self.known() as usize);
+        self.unknown = 0;
+        self.interrupted = true;
+    }
+}

@@ -1,0 +1,92 @@
+//! Slots: dense indices of claimed requests, with a generation, so that a stale one is noticed.
+
+use crate::sequence::Sequence;
+
+/// A claimed request. Bits 0–19 are its dense index, bits 20–30 the index's generation, so that the slot
+/// of a released request names nobody, and every slot is a non-negative int32.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SlotId(pub u32);
+
+impl SlotId {
+    const INDEX_BITS: u32 = 20;
+    const GENERATIONS: u32 = 1 << 11;
+    /// Most requests claimed at one time.
+    pub const MAX: usize = 1 << Self::INDEX_BITS;
+
+    fn new(index: usize, generation: u32) -> SlotId {
+        SlotId(index as u32 | generation << Self::INDEX_BITS)
+    }
+
+    /// The dense index.
+    #[inline]
+    pub fn index(self) -> usize {
+        (self.0 & (Self::MAX as u32 - 1)) as usize
+    }
+
+    fn generation(self) -> u32 {
+        self.0 >> Self::INDEX_BITS
+    }
+}
+
+struct Slot {
+    generation: u32,
+    sequence: Option<Box<Sequence>>,
+}
+
+/// The claimed sequences.
+#[derive(Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Gives `sequence` a slot; the caller checked that fewer than [`SlotId::MAX`] are taken.
+    pub(crate) fn insert(&mut self, sequence: Sequence) -> SlotId {
+        let index = self.free.pop().map_or_else(
+            || {
+                self.slots.push(Slot { generation: 0, sequence: None });
+                self.slots.len() - 1
+            },
+            |index| index as usize,
+        );
+        let slot = &mut self.slots[index];
+        slot.sequence = Some(Box::new(sequence));
+        SlotId::new(index, slot.generation)
+    }
+
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Box<Sequence>> {
+        let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation())?;
+        let sequence = slot.sequence.take()?;
+        slot.generation = (slot.generation + 1) % SlotId::GENERATIONS;
+        self.free.push(id.index() as u32);
+        Some(sequence)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: SlotId) -> Option<&Sequence> {
+        let slot = self.slots.get(id.index())?;
+        if slot.generation == id.generation() { slot.sequence.as_deref() } else { None }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: SlotId) -> Option<&mut Sequence> {
+        let slot = self.slots.get_mut(id.index())?;
+        if slot.generation == id.generation() { slot.sequence.as_deref_mut() } else { None }
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.slots.iter_mut().filter_map(|slot| slot.sequence.as_deref_mut())
+    }
+
+    /// Every claimed request, by index.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SlotId, &Sequence)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            slot.sequence.as_deref().map(|sequence| (SlotId::new(index, slot.generation), sequence))
+        })
+    }
+}

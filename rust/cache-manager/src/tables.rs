@@ -1,0 +1,214 @@
+//! What attention kernels read: rows of page ids, lengths, and slots of tokens.
+//!
+//! Tables are written into memory that the caller owns and whose addresses never change. The ledger
+//! remembers per buffer what it wrote last ([`RowMemory`]), so that a decode step writes what changed.
+
+use crate::error::LedgerError;
+use crate::ledger::Ledger;
+use crate::sequence::{Sequence, StepOut};
+use crate::slots::SlotId;
+use block_pool::PageId;
+
+#[derive(Clone, Copy)]
+struct WrittenRow {
+    serial: u64,
+    version: u32,
+    /// Cells that hold pages.
+    cells: u32,
+}
+
+/// What one table buffer holds, row by row.
+#[derive(Default)]
+pub struct RowMemory {
+    rows: Vec<Option<WrittenRow>>,
+}
+
+/// Totals of a batch, in tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BatchShape {
+    /// Tokens that the forward computes, over all requests.
+    pub total_active: u32,
+    /// Most tokens that it computes for one request.
+    pub max_active: u32,
+    /// Most tokens of one request, computed ones included.
+    pub max_total: u32,
+    /// Page-table entries of all requests.
+    pub total_pages: u32,
+}
+
+/// Outputs of the vLLM / `FlashAttention` form beside the block table.
+pub struct VarlenTables<'a> {
+    /// Tokens of each request after the forward; `[batch]`.
+    pub seq_lens: &'a mut [i32],
+    /// Where each computed token's KV goes, `page · page_size + offset`; `[total active]`.
+    pub slot_mapping: &'a mut [i64],
+    /// Offsets of each request's computed tokens; `[batch + 1]`.
+    pub query_start_loc: &'a mut [i32],
+}
+
+/// Outputs of the `FlashInfer` form.
+pub struct FlashInferTables<'a> {
+    /// Offsets into `indices`; `[batch + 1]`.
+    pub indptr: &'a mut [i32],
+    /// Page ids of all requests; `[total pages]`.
+    pub indices: &'a mut [i32],
+    /// Tokens in each request's last page, 1 to `page_size`; `[batch]`.
+    pub last_page_len: &'a mut [i32],
+    /// Offsets of each request's computed tokens; `[batch + 1]`.
+    pub query_indptr: &'a mut [i32],
+}
+
+impl Ledger {
+    /// Checks that every request of the batch is planned and there once, and gives its totals.
+    ///
+    /// # Errors
+    /// A slot that is unknown or twice in the batch; a request without a step out.
+    pub fn batch_shape(&mut self, batch: &[SlotId]) -> Result<BatchShape, LedgerError> {
+        self.check_batch(batch)?;
+        let mut shape = BatchShape::default();
+        for &slot in batch {
+            let (_, out) = self.planned(slot)?;
+            shape.total_active += out.end - out.start;
+            shape.max_active = shape.max_active.max(out.end - out.start);
+            shape.max_total = shape.max_total.max(out.end);
+            shape.total_pages += out.end.div_ceil(self.config.page_size);
+        }
+        Ok(shape)
+    }
+
+    /// Writes one row a request into `table`, `columns` cells a row; unused cells hold the null page.
+    /// `memory` is what is known of the buffer, whose other rows are left as they are.
+    ///
+    /// # Errors
+    /// A request without a step out; a row that does not fit.
+    pub fn write_rows(
+        &self,
+        batch: &[SlotId],
+        memory: &mut RowMemory,
+        table: &mut [u32],
+        columns: usize,
+    ) -> Result<(), LedgerError> {
+        if table.len() < batch.len() * columns {
+            return Err(LedgerError::Mismatch(format!(
+                "a table of {} cells has no {} rows",
+                table.len(),
+                batch.len()
+            )));
+        }
+        memory.rows.resize(memory.rows.len().max(batch.len()), None);
+        for ((&slot, row), written) in batch.iter().zip(table.chunks_exact_mut(columns)).zip(&mut memory.rows)
+        {
+            let (sequence, _) = self.planned(slot)?;
+            if sequence.row.len() > columns {
+                return Err(LedgerError::Mismatch(format!(
+                    "{} pages do not fit a row of {columns}",
+                    sequence.row.len()
+                )));
+            }
+            write_row(sequence, written, row);
+        }
+        Ok(())
+    }
+
+    /// Writes each request's tokens with KV before the forward; `[batch]`.
+    ///
+    /// # Errors
+    /// A request without a step out.
+    pub fn write_cache_lengths(&self, batch: &[SlotId], lengths: &mut [u32]) -> Result<(), LedgerError> {
+        for (&slot, length) in batch.iter().zip(lengths) {
+            *length = self.planned(slot)?.1.start;
+        }
+        Ok(())
+    }
+
+    /// Writes what the vLLM form has beside the block table.
+    ///
+    /// # Errors
+    /// A request without a step out; a slot mapping that is too small.
+    pub fn write_varlen(&self, batch: &[SlotId], tables: &mut VarlenTables<'_>) -> Result<(), LedgerError> {
+        let page_size = i64::from(self.config.page_size);
+        let mut at = 0;
+        tables.query_start_loc[0] = 0;
+        for (index, &slot) in batch.iter().enumerate() {
+            let (sequence, out) = self.planned(slot)?;
+            let count = (out.end - out.start) as usize;
+            let cells = tables.slot_mapping.get_mut(at..at + count).ok_or_else(|| {
+                LedgerError::Mismatch(format!(
+                    "the slot mapping is smaller than the batch's {} tokens",
+                    at + count
+                ))
+            })?;
+            for (position, cell) in (i64::from(out.start)..).zip(cells) {
+                let page = sequence.row[(position / page_size) as usize];
+                *cell = i64::from(page.0) * page_size + position % page_size;
+            }
+            at += count;
+            tables.seq_lens[index] = out.end.cast_signed();
+            tables.query_start_loc[index + 1] = at as i32;
+        }
+        Ok(())
+    }
+
+    /// Writes the `FlashInfer` form.
+    ///
+    /// # Errors
+    /// A request without a step out; an index array that is too small.
+    pub fn write_flashinfer(
+        &self,
+        batch: &[SlotId],
+        tables: &mut FlashInferTables<'_>,
+    ) -> Result<(), LedgerError> {
+        let page_size = self.config.page_size;
+        let (mut at, mut queries) = (0, 0);
+        tables.indptr[0] = 0;
+        tables.query_indptr[0] = 0;
+        for (index, &slot) in batch.iter().enumerate() {
+            let (sequence, out) = self.planned(slot)?;
+            let pages = &sequence.row[..out.end.div_ceil(page_size) as usize];
+            let cells = tables.indices.get_mut(at..at + pages.len()).ok_or_else(|| {
+                LedgerError::Mismatch(format!(
+                    "the index array is smaller than the batch's {} pages",
+                    at + pages.len()
+                ))
+            })?;
+            cells.iter_mut().zip(pages).for_each(|(cell, page)| *cell = page.0.cast_signed());
+            at += pages.len();
+            queries += out.end - out.start;
+            tables.indptr[index + 1] = at as i32;
+            tables.last_page_len[index] = ((out.end - 1) % page_size + 1).cast_signed();
+            tables.query_indptr[index + 1] = queries.cast_signed();
+        }
+        Ok(())
+    }
+
+    fn planned(&self, slot: SlotId) -> Result<(&Sequence, StepOut), LedgerError> {
+        let sequence = self.sequence(slot)?;
+        let out = sequence.steps_out.back().ok_or(LedgerError::NotPlanned { slot })?;
+        Ok((sequence, *out))
+    }
+}
+
+#[inline]
+fn write_row(sequence: &Sequence, written: &mut Option<WrittenRow>, row: &mut [u32]) {
+    let pages = &sequence.row;
+    let (first, stale_end) = match *written {
+        Some(old)
+            if old.serial == sequence.serial
+                && old.version == sequence.row_version
+                && old.cells as usize <= pages.len() =>
+        {
+            (old.cells as usize, 0)
+        }
+        Some(old) => (0, old.cells as usize),
+        None => (0, 0),
+    };
+    row[first..pages.len()].iter_mut().zip(&pages[first..]).for_each(|(cell, page)| *cell = page.0);
+    if stale_end > pages.len() {
+        row[pages.len()..stale_end].fill(PageId::NULL.0);
+    }
+    *written = Some(WrittenRow {
+        serial: sequence.serial,
+        version: sequence.row_version,
+        cells: pages.len() as u32,
+    });
+}

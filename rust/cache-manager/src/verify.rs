@@ -1,0 +1,213 @@
+//! The ledger's books: checked, hashed, and printed.
+
+use crate::ledger::Ledger;
+use crate::sequence::Sequence;
+use block_pool::{NodeLink, PageFault, PageId};
+use radix_tree::{NodeId, ParentId, TreeFault};
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use thiserror::Error;
+
+/// What [`Ledger::verify`] found broken first.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum LedgerFault {
+    /// A page.
+    #[error(transparent)]
+    Page(#[from] PageFault),
+    /// A node of the prefix tree.
+    #[error(transparent)]
+    Tree(#[from] TreeFault),
+    /// A request.
+    #[error("slot {slot}: {what}")]
+    Sequence {
+        /// Its slot.
+        slot: u32,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+impl Ledger {
+    /// Checks that every page is in one state, that references, pins and nodes add up from both sides,
+    /// that sequences are sound, and that no block is evicted before a block below it.
+    ///
+    /// # Errors
+    /// The first page, node or request that breaks the books.
+    pub fn verify(&self) -> Result<(), LedgerFault> {
+        self.slab.verify()?;
+        let mut refs: HashMap<PageId, u32> = HashMap::new();
+        let mut anchors: HashMap<NodeId, u32> = HashMap::new();
+        for (slot, sequence) in self.slots.iter() {
+            self.verify_sequence(sequence).map_err(|what| LedgerFault::Sequence { slot: slot.0, what })?;
+            for &page in sequence.row.iter().filter(|&&page| page != PageId::NULL) {
+                *refs.entry(page).or_default() += 1;
+            }
+            if sequence.epoch == self.epoch {
+                for &block in &sequence.anchored {
+                    *anchors.entry(sequence.nodes[block as usize]).or_default() += 1;
+                }
+            }
+        }
+        let mut pins: HashMap<PageId, u32> = HashMap::new();
+        for &page in self.copies.in_flight.values().flatten() {
+            *pins.entry(page).or_default() += 1;
+        }
+        for page in (1..=self.slab.total()).map(PageId) {
+            let (held, pinned) =
+                (refs.get(&page).copied().unwrap_or(0), pins.get(&page).copied().unwrap_or(0));
+            if self.slab.refs(page) != held {
+                let what = format!("counts {} references, requests hold {held}", self.slab.refs(page));
+                return Err(PageFault::new(page, what).into());
+            }
+            if self.slab.pins(page) != pinned {
+                let what = format!("counts {} pins, copies hold {pinned}", self.slab.pins(page));
+                return Err(PageFault::new(page, what).into());
+            }
+            if let Some(link) = self.slab.node(page)
+                && self.tree.page(NodeId(link.0)) != Some(page)
+            {
+                return Err(
+                    PageFault::new(page, format!("its node {} does not lead back to it", link.0)).into()
+                );
+            }
+        }
+        self.tree.verify(&anchors)?;
+        for node in self.tree.iter() {
+            if let Some(page) = self.tree.page(node)
+                && self.slab.node(page) != Some(NodeLink(node.0))
+            {
+                return Err(TreeFault { node, what: format!("its {page} does not lead back to it") }.into());
+            }
+        }
+        self.verify_eviction_order()
+    }
+
+    fn verify_sequence(&self, sequence: &Sequence) -> Result<(), String> {
+        let page_size = self.config.page_size;
+        let mut end = 0;
+        for out in &sequence.steps_out {
+            if out.start < end || out.end <= out.start {
+                return Err(format!("a step out computes {} to {} after {end}", out.start, out.end));
+            }
+            end = out.end;
+        }
+        let due = if sequence.steps_out.is_empty() { sequence.processed } else { end };
+        if sequence.position != due || sequence.processed > due || due > sequence.len() {
+            let (position, processed, len) = (sequence.position, sequence.processed, sequence.len());
+            return Err(format!(
+                "of {len} tokens, {processed} are processed, its steps end at {due}, not at {position}"
+            ));
+        }
+        if sequence.row.len() < sequence.position.div_ceil(page_size) as usize {
+            return Err(format!("{} pages do not hold {} tokens", sequence.row.len(), sequence.position));
+        }
+        if sequence.nodes.len() * page_size as usize > sequence.position as usize {
+            return Err(format!(
+                "{} blocks are published, {} tokens planned",
+                sequence.nodes.len(),
+                sequence.position
+            ));
+        }
+        if sequence.chain.len() > (sequence.known() / page_size) as usize {
+            return Err(format!("{} hashes for {} known tokens", sequence.chain.len(), sequence.known()));
+        }
+        if sequence.epoch != self.epoch {
+            return Ok(());
+        }
+        let mut parent = ParentId::Root(sequence.namespace);
+        for (block, &node) in sequence.nodes.iter().enumerate() {
+            if self.tree.parent(node) != parent {
+                return Err(format!("block {block} does not follow the block before it in the tree"));
+            }
+            let anchored = sequence.anchored.binary_search(&(block as u32)).is_ok();
+            if !anchored && self.tree.page(node) != Some(sequence.row[block]) {
+                return Err(format!("block {block} is on another page in the tree"));
+            }
+            parent = ParentId::Node(node);
+        }
+        Ok(())
+    }
+
+    /// At equal priority an evictable block goes before the evictable block above it.
+    fn verify_eviction_order(&self) -> Result<(), LedgerFault> {
+        let order: HashMap<PageId, usize> = self.slab.eviction_order().zip(0..).collect();
+        for (&page, &rank) in &order {
+            let Some(node) = self.slab.node(page) else { continue };
+            let ParentId::Node(parent) = self.tree.parent(NodeId(node.0)) else { continue };
+            let Some(above) = self.tree.page(parent) else { continue };
+            if self.slab.priority(page) == self.slab.priority(above)
+                && order.get(&above).is_some_and(|&above| above < rank)
+            {
+                return Err(PageFault::new(
+                    above,
+                    format!("would be evicted before {page}, a block below it"),
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    /// A hash of the whole state, list orders included; counters, hashes not asked for yet and planning
+    /// scratch are left out. Equal before and after a call that fails.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.step, self.step_open, self.epoch, self.now.to_bits()).hash(&mut hasher);
+        self.slab.fingerprint(&mut hasher);
+        for (slot, sequence) in self.slots.iter() {
+            slot.hash(&mut hasher);
+            (&sequence.tokens, sequence.unknown, &sequence.row, &sequence.nodes).hash(&mut hasher);
+            (&sequence.anchored, sequence.row_version, sequence.blocked, sequence.epoch).hash(&mut hasher);
+            (sequence.processed, sequence.position, sequence.prompt_end, sequence.cached).hash(&mut hasher);
+            (sequence.admitted, &sequence.steps_out, &sequence.dropped, sequence.last_step).hash(&mut hasher);
+        }
+        for node in self.tree.iter() {
+            (node, self.tree.parent(node), self.tree.page(node), self.tree.tokens(node)).hash(&mut hasher);
+        }
+        for (id, pages) in &self.copies.in_flight {
+            (id, pages).hash(&mut hasher);
+        }
+        let mut orphans: Vec<_> = self.orphans.iter().collect();
+        orphans.sort_unstable();
+        orphans.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The state as text, for people.
+    pub fn debug_dump(&self) -> String {
+        let slab = &self.slab;
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "step {}{}, epoch {}\npages: {} total, {} pristine, {} evictable, {} in flight; {} cached blocks",
+            self.step.0,
+            if self.step_open { " (open)" } else { "" },
+            self.epoch,
+            slab.total(),
+            slab.pristine(),
+            slab.evictable(),
+            slab.in_flight(),
+            self.tree.len(),
+        );
+        for (slot, sequence) in self.slots.iter() {
+            let pages: Vec<u32> = sequence.row.iter().map(|page| page.0).collect();
+            let _ = writeln!(
+                text,
+                "slot {}: {} tokens ({} unknown), {} processed, {} cached, {} blocks published, steps out {:?}, pages {pages:?}",
+                slot.0,
+                sequence.len(),
+                sequence.unknown,
+                sequence.processed,
+                sequence.cached,
+                sequence.nodes.len(),
+                sequence.steps_out.iter().map(|out| (out.step.0, out.start, out.end)).collect::<Vec<_>>(),
+            );
+        }
+        for (id, pages) in &self.copies.in_flight {
+            let _ = writeln!(text, "copy {id}: {pages:?}");
+        }
+        text
+    }
+}

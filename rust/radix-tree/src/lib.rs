@@ -1,0 +1,20 @@
+//! The prefix tree: which block of which prefix lies on which device page.
+//!
+//! A node is one block of one prefix. It is identified by its parent, its token ids and its extra keys;
+//! the chained hash only finds it. So a digest collision is a counted miss, never a wrong hit.
+//! One table leads from the chained hash to the node: a look-up costs one probe a block, however many
+//! siblings there are, and changes nothing.
+//!
+//! The tree owns device residency: a node's slot says which page holds the block, or none. A node without
+//! a page and without children does not exist.
+#![forbid(unsafe_code)]
+
+mod extra_keys;
+mod namespaces;
+mod table;
+mod tree;
+mod verify;
+
+pub use namespaces::{NamespaceId, NamespaceKey};
+pub use tree::{DigestCollision, Insertion, NodeId, ParentId, PrefixTree};
+pub use verify::TreeFault;

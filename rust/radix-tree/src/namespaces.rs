@@ -1,0 +1,95 @@
+//! Namespaces: salt, adapter and adapter generation, compared by bytes; each has a root of its own.
+
+use std::collections::HashMap;
+
+/// An interned namespace of one tree.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NamespaceId(pub(crate) u32);
+
+/// What separates prefixes that share no blocks.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct NamespaceKey {
+    /// Isolation salt; empty is no salt.
+    pub salt: String,
+    /// Adapter by name or number, in the caller's own unambiguous bytes; empty is the base model.
+    pub adapter: Vec<u8>,
+    /// Generation of the adapter under its id.
+    pub generation: u64,
+}
+
+struct Namespace {
+    key: NamespaceKey,
+    /// Sequences that hold the namespace.
+    holders: u32,
+    /// Nodes directly below its root.
+    pub(crate) children: u32,
+}
+
+/// The namespaces in use.
+#[derive(Default)]
+pub(crate) struct Namespaces {
+    ids: HashMap<NamespaceKey, NamespaceId>,
+    entries: Vec<Option<Namespace>>,
+    free: Vec<NamespaceId>,
+}
+
+impl Namespaces {
+    /// The namespace of `key`, if anything lives in it.
+    pub(crate) fn find(&self, key: &NamespaceKey) -> Option<NamespaceId> {
+        self.ids.get(key).copied()
+    }
+
+    /// The namespace of `key`, held once more.
+    pub(crate) fn acquire(&mut self, key: &NamespaceKey) -> NamespaceId {
+        if let Some(id) = self.find(key) {
+            self.entry(id).holders += 1;
+            return id;
+        }
+        let namespace = Some(Namespace { key: key.clone(), holders: 1, children: 0 });
+        let id = if let Some(id) = self.free.pop() {
+            self.entries[id.0 as usize] = namespace;
+            id
+        } else {
+            self.entries.push(namespace);
+            NamespaceId(self.entries.len() as u32 - 1)
+        };
+        self.ids.insert(key.clone(), id);
+        id
+    }
+
+    /// One holder less.
+    pub(crate) fn release(&mut self, id: NamespaceId) {
+        self.entry(id).holders -= 1;
+        self.drop_if_unused(id);
+    }
+
+    pub(crate) fn add_child(&mut self, id: NamespaceId) {
+        self.entry(id).children += 1;
+    }
+
+    pub(crate) fn remove_child(&mut self, id: NamespaceId) {
+        self.entry(id).children -= 1;
+        self.drop_if_unused(id);
+    }
+
+    /// `(namespace, holders, children)` of every namespace in use.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (NamespaceId, u32, u32)> + '_ {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| {
+            entry.as_ref().map(|entry| (NamespaceId(index as u32), entry.holders, entry.children))
+        })
+    }
+
+    fn drop_if_unused(&mut self, id: NamespaceId) {
+        let slot = &mut self.entries[id.0 as usize];
+        if slot.as_ref().is_some_and(|entry| entry.holders == 0 && entry.children == 0) {
+            if let Some(entry) = slot.take() {
+                self.ids.remove(&entry.key);
+            }
+            self.free.push(id);
+        }
+    }
+
+    fn entry(&mut self, id: NamespaceId) -> &mut Namespace {
+        self.entries[id.0 as usize].as_mut().expect("a namespace id in use has an entry")
+    }
+}

@@ -1,0 +1,180 @@
+"""The command line, through click's runner and as a process."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagekeeper.cli.app import app
+from pagekeeper.replay import CallTimes, ReplayResult, ReplaySettings
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two requests with the same ten tokens."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text(f"{json.dumps({'tokens': list(range(10)), 'output_length': 2})}\n" * 2)
+    return file
+
+
+def test_a_generated_chat_ends_in_a_summary() -> None:
+    result = run("replay", "--generate", "20")
+    assert result.exit_code == 0, result.output
+    for words in ("Requests served", "from the cache", "hit rate", "Preemptions", "Manager CPU"):
+        assert words in result.stdout
+
+
+def test_the_summary_fits_eighty_columns(trace: Path) -> None:
+    result = run("replay", trace, "--no-prefix-caching", "--pages", 2**26, "--concurrency", 2**16)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_the_summary_gives_the_counts(trace: Path) -> None:
+    lines = [" ".join(line.split()) for line in run("replay", trace, "--page-size", "4").stdout.splitlines()]
+    assert "Prompt tokens 20 in 6 blocks" in lines
+    assert "hit rate 40.0% of the tokens, 33.3% of the blocks" in lines
+
+
+def test_json_is_all_that_stands_on_stdout(trace: Path) -> None:
+    result = run("replay", trace, "--page-size", "4", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert (report["requests"], report["prompt_tokens"], report["hit_tokens"]) == (2, 20, 8)
+
+
+def test_json_has_every_field_of_the_result(trace: Path) -> None:
+    report = json.loads(run("replay", trace, "--json").stdout)
+    rates = {"token_hit_rate", "block_hit_rate"}
+    assert report.keys() == {field.name for field in fields(ReplayResult)} | rates
+    assert report["settings"].keys() == {field.name for field in fields(ReplaySettings)}
+    for kind in ("admit", "step", "release"):
+        assert report[kind].keys() == {field.name for field in fields(CallTimes)}
+
+
+def test_options_reach_the_replay() -> None:
+    options = ["--page-size", "8", "--pages", "70", "--concurrency", "3", "--hash-algo", "sha256"]
+    report = json.loads(
+        run(
+            "replay", "--generate", "3", "--system-tokens", "9", *options, "--no-prefix-caching", "--json"
+        ).stdout
+    )
+    assert report["settings"] == {
+        "page_size": 8,
+        "pages": 70,
+        "concurrency": 3,
+        "hash_algo": "sha256",
+        "prefix_caching": False,
+    }
+
+
+def test_a_pool_in_tokens_is_rounded_down_to_pages(trace: Path) -> None:
+    report = json.loads(run("replay", trace, "--page-size", "16", "--pool-tokens", "100", "--json").stdout)
+    assert report["settings"]["pages"] == 6
+
+
+def test_the_number_of_requests_can_be_limited(trace: Path) -> None:
+    assert json.loads(run("replay", trace, "--requests", "1", "--json").stdout)["requests"] == 1
+
+
+def test_several_traces_are_served_together(trace: Path) -> None:
+    assert json.loads(run("replay", trace, trace, "--json").stdout)["requests"] == 4
+
+
+def test_the_seed_changes_a_generated_chat() -> None:
+    one, same, other = (
+        json.loads(run("replay", "--generate", "5", "--seed", seed, "--json").stdout)["prompt_tokens"]
+        for seed in ("1", "1", "2")
+    )
+    assert one == same != other
+
+
+def test_a_bad_line_is_named_and_ends_with_status_two(trace: Path) -> None:
+    trace.write_text(trace.read_text() + '{"tokens": [1, "x"], "output_length": 1}\n')
+    result = run("replay", trace, "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{trace}:3: tokens[1]: " in result.stderr
+
+
+def test_a_trace_without_requests_is_an_error(trace: Path) -> None:
+    trace.write_text("")
+    result = run("replay", trace, "--format", "tokens")
+    assert (result.exit_code, result.stderr.strip()) == (2, "Error: the trace holds no request")
+
+
+def test_the_format_can_be_forced(trace: Path) -> None:
+    result = run("replay", trace, "--format", "mooncake")
+    assert result.exit_code == 2
+    assert f"{trace}:1: timestamp: missing" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "give either a TRACE or --generate N"),
+        (["TRACE", "--generate", "5"], "give either a TRACE or --generate N"),
+        (["TRACE", "--users", "5"], "--users goes with --generate"),
+        (["--generate", "5", "--format", "tokens"], "go with a TRACE"),
+        (["--generate", "5", "--pages", "9", "--pool-tokens", "9"], "give either --pages or --pool-tokens"),
+        (["--generate", "5", "--pool-tokens", "100"], "--pool-tokens 100: not one page of 128 tokens"),
+        (["--generate", "5", "--pages", "99999999"], "pages=99999999: must be from 1 to 67108864"),
+        (["--generate", "5", "--seed", "9223372036854775808"], "seed=9223372036854775808: must be from 0"),
+        (["--generate", "0"], "0 is not in the range"),
+        (["--generate", "5", "--hash-algo", "md5"], "'md5' is not one of 'ahash64', 'sha256', 'sha256_64'"),
+        (["gone.jsonl"], "'gone.jsonl' does not exist"),
+    ],
+)
+def test_a_wrong_use_is_explained_and_ends_with_status_two(
+    trace: Path, arguments: list[str], complaint: str
+) -> None:
+    result = run("replay", *(str(trace) if argument == "TRACE" else argument for argument in arguments))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert complaint in " ".join(result.stderr.split())
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert run("--version").stdout.split()[-1] == importlib.metadata.version("pagekeeper")
+
+
+def test_help_lists_the_commands_and_shows_an_example() -> None:
+    text = run("--help").stdout
+    assert "replay  Replay a request trace" in text
+    assert "pagekeeper replay --generate 1000" in text
+
+
+def test_help_of_replay_shows_examples() -> None:
+    assert "pagekeeper replay --generate 1000" in run("replay", "--help").stdout
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_module_is_the_command() -> None:
+    done = python("-m", "pagekeeper", "replay", "--generate", "5", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["requests"] == 5
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_libraries_the_command_says_how_to_get_them(missing: str) -> None:
+    done = python("-c", f"import sys; sys.modules['{missing}'] = None; import pagekeeper.cli as c; c.main()")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"pagekeeper: the command line needs {missing}: pip install 'pagekeeper[cli]'\n"
+
+
+def test_the_command_does_without_torch() -> None:
+    done = python(
+        "-c",
+        "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['replay', '--generate', '5', '--json'];"
+        "import pagekeeper.cli as c; c.main()",
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,349 @@
+"""The example server: its tokens are those of a model without any cache, whatever the cache does meanwhile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import serve
+from serving.engine import Engine, Request, Stats
+from serving.model import DTYPE, Model, ModelConfig
+from serving.report import Comparison, Run
+from serving.workload import ByteTokenizer, Chat
+
+EXAMPLE = Path(serve.__file__)
+CONFIG = ModelConfig(
+    vocab_size=101,
+    hidden_size=48,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=8,
+    max_positions=1024,
+)
+MODEL = Model.seeded(CONFIG, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Products of a few rows are slower on two threads, and much slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class WordTokenizer:
+    """A token or a few for each word, so that a chat is a hundred or a few hundred tokens long."""
+
+    tokens_per_word: int
+
+    def encode(self, text: str) -> list[int]:
+        parts = product(text.split(), range(self.tokens_per_word))
+        return [zlib.crc32(f"{word}{part}".encode()) % CONFIG.vocab_size for word, part in parts]
+
+
+def options(**changes: object) -> Namespace:
+    given = {
+        "page_size": 16,
+        "pages": 200,
+        "max_batch": 3,
+        "max_num_input_tokens": 64,
+        "overlap": False,
+        "model": None,
+        "conversations": 4,
+        "turns": 3,
+        "max_new_tokens": 7,
+        "seed": 0,
+        "tokens_per_word": 1,
+    }
+    return Namespace(**(given | changes))
+
+
+def chat(given: Namespace) -> Chat:
+    return Chat(
+        WordTokenizer(given.tokens_per_word),
+        conversations=given.conversations,
+        turns=given.turns,
+        max_new_tokens=given.max_new_tokens,
+        seed=given.seed,
+    )
+
+
+def greedy_without_a_cache(model: Model, prompt: tuple[int, ...], max_new_tokens: int) -> list[int]:
+    """The oracle: all tokens computed anew for each token, one request at a time, on a page that holds them all."""
+    config, tokens = model.config, list(prompt)
+    for _ in range(max_new_tokens):
+        length = len(tokens)
+        tables = SimpleNamespace(
+            block_table=np.array([[0]], dtype=np.int32),
+            seq_lens=np.array([length], dtype=np.int32),
+            slot_mapping=np.arange(length),
+            query_start_loc=np.array([0, length], dtype=np.int32),
+        )
+        pages = torch.empty(
+            (config.num_layers, 1, 2, length, config.num_kv_heads, config.head_dim), dtype=DTYPE
+        )
+        hidden = model.forward(torch.tensor(tokens), torch.arange(length), tables, list(pages))
+        tokens.append(int(model.logits(hidden[-1:]).argmax()))
+        if tokens[-1] in config.eos_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+@cache
+def expected_outputs(tokens_per_word: int = 1) -> list[list[int]]:
+    """What the answers of the chat are, conversation by conversation."""
+    given = options(tokens_per_word=tokens_per_word)
+    talk, outputs = chat(given), []
+    for request in talk.openings():
+        following: Request | None = request
+        while following:
+            answer = greedy_without_a_cache(MODEL, tuple(following.prompt), given.max_new_tokens)
+            following.tokens += answer
+            outputs.append(answer)
+            following = talk.follow_up(following)
+    return outputs
+
+
+def run(given: Namespace, *, reuse: bool, model: Model = MODEL) -> tuple[Run, dict[str, int | float]]:
+    """Serves the chat and leaves an idle, sound cache."""
+    kv = serve.make_cache(model.config, given, reuse=reuse)
+    result = serve.serve(model, kv, chat(given), given)
+    kv.verify()
+    assert kv.block_count().used == 0
+    return result, kv.metrics()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("chunk", [5, 64, 4096])
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_tokens_are_equal_with_and_without_reuse(page_size: int, chunk: int, overlap: bool) -> None:
+    given = options(page_size=page_size, pages=3200 // page_size, max_num_input_tokens=chunk, overlap=overlap)
+    for reuse in (False, True):
+        result, _ = run(given, reuse=reuse)
+        assert result.outputs == expected_outputs()
+        assert (result.stats.reused_tokens > 0) == reuse
+
+
+# Pools that hold the longest request and little more.
+TINY = {
+    1: {"page_size": 1, "pages": 200},
+    16: {"page_size": 16, "pages": 14},
+    128: {"page_size": 128, "pages": 4, "tokens_per_word": 2},
+}
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_tokens_are_equal_when_pages_are_evicted_and_requests_preempted(
+    page_size: int, overlap: bool
+) -> None:
+    given = options(**TINY[page_size], overlap=overlap)
+    without, _ = run(given, reuse=False)
+    reuse, metrics = run(given, reuse=True)
+    assert without.outputs == reuse.outputs == expected_outputs(given.tokens_per_word)
+    assert reuse.stats.preemptions > 0
+    assert metrics["evictions"] > 0
+    assert reuse.stats.reused_tokens > 0
+
+
+def test_the_books_are_clean_after_every_step() -> None:
+    for overlap, page_size in product((False, True), (1, 16)):
+        given = options(**TINY[page_size], overlap=overlap, turns=1)
+        kv = serve.make_cache(CONFIG, given, reuse=True)
+        engine = Engine(MODEL, kv, max_batch_size=3, max_num_input_tokens=64, overlap=overlap)
+        for request in chat(given).openings():
+            engine.submit(request)
+        while engine.busy:
+            engine.step()
+            kv.verify()
+
+
+def test_reused_tokens_are_the_whole_blocks_that_were_computed_before() -> None:
+    given = options(max_batch=1)
+    result, _ = run(given, reuse=True)
+    # One at a time, in the order of arrival: first turns, then second turns. The last token has no KV.
+    computed: set[tuple[int, ...]] = set()
+    hits = 0
+    for request in sorted(result.requests, key=lambda request: (request.turn, request.conversation)):
+        blocks = range(16, len(request.prompt), 16)
+        hits += sum(16 for end in blocks if tuple(request.prompt[:end]) in computed)
+        computed |= {tuple(request.tokens[:end]) for end in range(16, len(request.tokens), 16)}
+    assert result.stats.reused_tokens == hits
+    assert result.stats.prefilled_tokens == result.stats.prompt_tokens - hits
+
+
+def test_answers_depend_on_what_reused_pages_hold() -> None:
+    given = options(turns=2)
+    kv = serve.make_cache(CONFIG, given, reuse=True)
+    talk = chat(given)
+    engine = Engine(MODEL, kv, max_batch_size=4, max_num_input_tokens=64)
+    for request in talk.openings():
+        engine.submit(request)
+    first = [request for _ in iter(lambda: engine.busy, False) for request in engine.step()]
+    kv.pages_view().zero_()
+    second = [talk.follow_up(request) for request in first]
+    for request in second:
+        assert request is not None
+        engine.submit(request)
+    while engine.busy:
+        engine.step()
+    for request in second:
+        assert request is not None
+        assert request.output != expected_outputs()[3 * request.conversation + 1]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_an_end_token_ends_an_answer_and_what_is_under_way_for_it_is_dropped(overlap: bool) -> None:
+    end = expected_outputs()[0][3]
+    model = Model.seeded(replace(CONFIG, eos_token_ids=frozenset({end})), seed=5)
+    given = options(turns=1, overlap=overlap)
+    result, _ = run(given, reuse=True, model=model)
+    assert result.outputs[0] == expected_outputs()[0][:4]
+    for request in result.requests:
+        assert request.output == greedy_without_a_cache(model, tuple(request.prompt), given.max_new_tokens)
+
+
+def test_a_request_that_can_never_fit_is_rejected_and_the_others_are_served() -> None:
+    given = options(pages=8, conversations=1, turns=1)
+    kv = serve.make_cache(CONFIG, given, reuse=True)
+    engine = Engine(MODEL, kv, max_batch_size=2, max_num_input_tokens=64)
+    long, short = Request([1] * 200, max_new_tokens=3), Request([2] * 20, max_new_tokens=3)
+    engine.submit(long)
+    engine.submit(short)
+    ended = [request for _ in iter(lambda: engine.busy, False) for request in engine.step()]
+    assert {request.prompt[0] for request in ended} == {1, 2}
+    assert long.rejected
+    assert long.output == []
+    assert short.output == greedy_without_a_cache(MODEL, tuple(short.prompt), 3)
+    assert kv.block_count().used == 0
+
+
+def test_a_request_that_outgrows_the_pool_alone_is_rejected() -> None:
+    kv = serve.make_cache(CONFIG, options(pages=2), reuse=True)
+    engine = Engine(MODEL, kv, max_batch_size=2, max_num_input_tokens=64)
+    request = Request([3] * 30, max_new_tokens=10)
+    engine.submit(request)
+    while engine.busy:
+        engine.step()
+    assert request.rejected
+    assert kv.block_count().used == 0
+
+
+def test_a_request_longer_than_the_model_is_rejected() -> None:
+    kv = serve.make_cache(CONFIG, options(), reuse=True)
+    engine = Engine(MODEL, kv, max_batch_size=2, max_num_input_tokens=64)
+    request = Request([3] * 1020, max_new_tokens=10)
+    engine.submit(request)
+    assert engine.step() == [request]
+    assert request.rejected == "1030 tokens are more than the model's 1024 positions"
+
+
+def test_a_token_budget_below_the_batch_size_is_refused() -> None:
+    kv = serve.make_cache(CONFIG, options(), reuse=True)
+    with pytest.raises(ValueError, match="max_num_input_tokens=3: must be at least max_batch_size=4"):
+        Engine(MODEL, kv, max_batch_size=4, max_num_input_tokens=3)
+
+
+def test_bytes_are_folded_into_a_small_vocabulary() -> None:
+    assert ByteTokenizer(512).encode("aé") == [0x61, 0xC3, 0xA9]
+    assert ByteTokenizer(100).encode("a") == [97]
+    assert ByteTokenizer(90).encode("a") == [7]
+
+
+def comparison(*outputs: list[int]) -> Comparison:
+    """Runs without and with reuse that answered one request with these tokens."""
+    runs = []
+    for tokens in outputs:
+        request = Request([1, 2], max_new_tokens=3)
+        request.tokens += tokens
+        runs.append(Run([request], Stats(requests=1, generated_tokens=len(tokens))))
+    return Comparison("a chat", 8, *runs)
+
+
+def test_the_verdict_names_the_first_token_that_differs() -> None:
+    found = comparison([5, 6, 7], [5, 6, 8])
+    assert not found.equal
+    assert found.verdict() == "TOKENS DIFFER: conversation 1, turn 1, from generated token 3 on."
+
+
+def test_no_tokens_at_all_are_not_called_equal() -> None:
+    assert not comparison([], []).equal
+
+
+def test_the_program_prints_json_and_succeeds_when_tokens_are_equal() -> None:
+    arguments = ["--json", "--conversations", "2", "--turns", "2", "--max-new-tokens", "3", "--overlap"]
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, check=True, timeout=50
+    )
+    found = json.loads(done.stdout)
+    assert found["equal"] is True
+    assert [(request["conversation"], request["turn"]) for request in found["requests"]] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert {len(request["output"]) for request in found["requests"]} == {3}
+    saved = found["without_reuse"]["prefilled_tokens"] - found["with_reuse"]["prefilled_tokens"]
+    assert saved == found["with_reuse"]["reused_tokens"] > 0
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
+def test_the_table_shows_what_was_saved(
+    rich: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich.table", None)
+    serve.compare(MODEL, options(turns=1)).show()
+    shown = capsys.readouterr().out
+    for text in (
+        "prompt tokens",
+        "reused tokens",
+        "prefill computed",
+        "hit rate",
+        "time",
+        "pages",
+        "preemptions",
+    ):
+        assert text in shown
+    assert "All 28 generated tokens are equal with and without reuse." in shown
+
+
+def test_the_program_fails_when_every_request_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--pages", "1", "--conversations", "1"]) == 1
+    assert "NO TOKENS WERE GENERATED." in capsys.readouterr().out
+
+
+def test_a_directory_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--model", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'config.json'}: cannot be read" in capsys.readouterr().err
+
+
+def test_a_count_below_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.main(["--page-size", "0"])
+    assert "argument --page-size: 0: must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        serve.main(["--help"])
+    assert stop.value.code == 0
+    assert "example: python examples/serve.py" in capsys.readouterr().out
