@@ -34,7 +34,7 @@ def test_a_generated_chat_ends_in_a_summary() -> None:
 
 
 def test_the_summary_fits_eighty_columns(trace: Path) -> None:
-    result = run("replay", trace, "--no-prefix-caching", "--pages", 2**26, "--concurrency", 2**16)
+    result = run("replay", trace, "--no-prefix-caching", "--pages", "1048576", "--concurrency", "10")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
@@ -102,6 +102,16 @@ def test_a_bad_line_is_named_and_ends_with_status_two(trace: Path) -> None:
     result = run("replay", trace, "--json")
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"{trace}:3: tokens[1]: " in result.stderr
+
+
+def test_tables_beyond_memory_are_explained(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pagekeeper.cli.replay.run", run_out)
+    result = run("replay", trace, "--pages", "70")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no memory for the tables of 32 requests of up to 70 pages" in result.stderr
 
 
 def test_a_trace_without_requests_is_an_error(trace: Path) -> None:

@@ -288,16 +288,17 @@ class Engine:
         """Hands a step's tokens to the cache and to their requests; returns the requests that finished."""
         sampled = iter(step.sampled.tolist())  # the one place where the host waits for the device
         news = [(row, [next(sampled)] if row.samples else []) for row in step.rows]
-        live = [(row.request, tokens) for row, tokens in news if row.admission == row.request.admission]
-        if not live:
-            return []
+        # The whole step is delivered: the cache itself drops what came too late for a request.
         self._kv.step(
-            _slots([request for request, _ in live]),
-            new_tokens=np.array([token for _, tokens in live for token in tokens], dtype=np.int32),
-            counts=np.array([len(tokens) for _, tokens in live], dtype=np.int32),
+            _slots([row.request for row in step.rows]),
+            new_tokens=np.array([token for _, tokens in news for token in tokens], dtype=np.int32),
+            counts=np.array([len(tokens) for _, tokens in news], dtype=np.int32),
         )
         finished = []
-        for request, tokens in live:
+        for row, tokens in news:
+            request = row.request
+            if row.admission != request.admission:
+                continue
             request.tokens += tokens
             request.pending -= len(tokens)
             self.stats.generated_tokens += len(tokens)

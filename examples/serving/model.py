@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import linear, silu
 
-from pagekeeper.reference import VllmTables, paged_attention, write_kv
+from pagekeeper.reference import paged_attention, write_kv
+from pagekeeper.tables import VllmTables
 
 # A matrix product may round differently when rows are added to it, so the same prompt in other chunks, or
 # in another batch, gives logits that differ in the last bits. In float64 that is about 1e-14, and two tokens

@@ -57,7 +57,7 @@ class Comparison:
                 "time",
                 f"{old.seconds:.2f} s",
                 f"{new.seconds:.2f} s",
-                f"{old.seconds - new.seconds:.2f} s ({old.seconds / max(new.seconds, 1e-9):.1f} x faster)",
+                f"{old.seconds - new.seconds:.2f} s ({old.seconds / max(new.seconds, 1e-9):.1f} x as fast)",
             ),
             (f"peak pages of {self.pages:,}", f"{old.peak_pages:,}", f"{new.peak_pages:,}", ""),
             ("preemptions", f"{old.preemptions:,}", f"{new.preemptions:,}", ""),

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from pagekeeper.tables import FlashInferTables, MaxTables, Tables, VllmTables
 
 try:
     import torch
@@ -22,64 +24,6 @@ except ImportError as error:  # pragma: no cover - the message is the behaviour
 __all__ = ["paged_attention", "write_kv"]
 
 Indices: TypeAlias = "torch.Tensor | npt.NDArray[Any] | Sequence[int]"
-
-
-@runtime_checkable
-class MaxTables(Protocol):
-    """What a MAX kernel reads: page ids of each request and the tokens cached before this forward."""
-
-    @property
-    def lookup_table(self) -> Any:
-        """uint32 ``[batch, columns]``: page ids; unused cells hold the null page."""
-
-    @property
-    def cache_lengths(self) -> Any:
-        """uint32 ``[batch]``: tokens that had KV before this forward."""
-
-
-@runtime_checkable
-class VllmTables(Protocol):
-    """What vLLM and FlashAttention read."""
-
-    @property
-    def block_table(self) -> Any:
-        """int32 ``[batch, columns]``: page ids; unused cells hold the null page."""
-
-    @property
-    def seq_lens(self) -> Any:
-        """int32 ``[batch]``: tokens with KV once this forward has written its own."""
-
-    @property
-    def slot_mapping(self) -> Any:
-        """int64 ``[total_q]``: ``page * page_size + offset`` of each token of this forward."""
-
-    @property
-    def query_start_loc(self) -> Any:
-        """int32 ``[batch + 1]``: where each request's tokens start in the flat query."""
-
-
-@runtime_checkable
-class FlashInferTables(Protocol):
-    """What FlashInfer reads."""
-
-    @property
-    def kv_indptr(self) -> Any:
-        """int32 ``[batch + 1]``: where each request's pages start in ``kv_indices``."""
-
-    @property
-    def kv_indices(self) -> Any:
-        """int32 ``[total pages]``: page ids, request after request."""
-
-    @property
-    def kv_last_page_len(self) -> Any:
-        """int32 ``[batch]``: tokens in the last page of each request."""
-
-    @property
-    def qo_indptr(self) -> Any:
-        """int32 ``[batch + 1]``: where each request's tokens start in the flat query."""
-
-
-Tables: TypeAlias = MaxTables | VllmTables | FlashInferTables
 
 
 def paged_attention(

@@ -154,14 +154,17 @@ class Ledger:
         """
         bounds = bounds or [None] * len(names)
         plans = [self._plan(self.requests[name], bound) for name, bound in zip(names, bounds, strict=True)]
-        room, hits = self.free, set[int]()
+        room, hits, refusal = self.free, set[int](), None
         for plan in plans:
             if self._blocks(len(plan.request.tokens) + plan.placeholder) > self.pages:
                 raise NeverRoom(plan.request.name)
             hits |= set(plan.hits).intersection(self.cached)
             room += len([page for page in plan.replaced if not self._copied(page)]) - plan.fresh
             if room < len(hits):
-                raise NoRoom(plan.request.name)
+                refusal = refusal or NoRoom(plan.request.name)
+        # Pages that a later request's hits give back may be what an earlier one lacked: the sum decides.
+        if refusal and room < len(hits):
+            raise refusal
         if not self.step_open:
             self.open_step()
         for plan in plans:
@@ -173,8 +176,6 @@ class Ledger:
             request = plan.request
             request.row += [self._take_page() for _ in range(plan.fresh)]
             request.tokens += [None] * plan.placeholder
-            if not request.live:
-                request.processed = plan.start
             request.out.append(Step(self.step_number, plan.start, plan.active))
 
     def open_step(self) -> None:
@@ -202,8 +203,8 @@ class Ledger:
                 continue
             if done.number == self.step_number:
                 self.close_step()
-            # A hit may have moved the next step beyond the end of this one.
-            request.processed = request.live[0].start if request.live else done.end
+            # A hit may have moved beyond the end of this step meanwhile.
+            request.processed = max(request.processed, done.end)
             for token in tokens:
                 self.update(name, token)
         for name in names:
@@ -211,14 +212,14 @@ class Ledger:
 
     def release(self, names: Sequence[object]) -> None:
         for name in names:
-            self._give_back(self.requests.pop(name), 0)
+            self._give_back(self.requests.pop(name))
 
     def preempt(self, names: Sequence[object]) -> None:
         """Gives up every page; what is known so far becomes the prompt of the next admission."""
         for name in names:
             request = self.requests[name]
             self._drop_steps(request)
-            self._give_back(request, 0)
+            self._give_back(request)
             request.prompt = len(request.tokens)
             request.processed = request.cached = request.offered = 0
             request.outdated = False
@@ -228,15 +229,15 @@ class Ledger:
         request = self.requests[name]
         if length == len(request.tokens):
             return
-        position = request.offered * self.page_size
         self._drop_steps(request)
-        whole = length // self.page_size
-        keep = whole if request.offered > whole else self._blocks(length)
-        self._give_back(request, keep)
+        keep, whole = self._blocks(length), length // self.page_size
+        if keep > whole and not all(self.is_own(page) for page in request.row[whole:keep]):
+            keep = whole
+        self._give_back(request, keep, whole)
         del request.tokens[length:]
         request.offered = min(request.offered, whole)
-        request.processed = min(max(request.processed, position), length, keep * self.page_size)
-        request.prompt = length
+        request.processed = min(request.processed, length, keep * self.page_size)
+        request.prompt = min(request.prompt, length)
 
     # The prefix cache
 
@@ -312,7 +313,7 @@ class Ledger:
         start = (offered + len(hits)) * self.page_size if hits else position
         placeholder = start == len(request.tokens)
         rest = len(request.tokens) + placeholder - start
-        active = min(rest, bound or self.chunk or rest)
+        active = min(rest, bound or rest, self.chunk or rest)
         end = max(start + active, request.prompt if self.reserve == "prompt" else 0)
         held = max(len(request.row), offered + len(hits))
         return Plan(request, hits, start, active, placeholder, max(0, self._blocks(end) - held))
@@ -326,6 +327,7 @@ class Ledger:
         served = plan.start - request.position
         request.row[request.offered : request.offered + len(plan.hits)] = plan.hits
         request.offered += len(plan.hits)
+        request.processed = plan.start
         for page in reversed(replaced):
             self._drop_reference(page)
         request.cached += served
@@ -365,15 +367,15 @@ class Ledger:
     def _enqueue(self, page: int) -> None:
         (self.cached if page in self.stored else self.loose).append(page)
 
-    def _give_back(self, request: Request, keep: int) -> None:
-        """Drops the request's pages behind the first `keep`, the tail of the sequence first.
+    def _give_back(self, request: Request, keep: int = 0, whole: int = 0) -> None:
+        """Drops the pages behind the first `keep`, the tail of the sequence first.
 
-        A stored twin of a private block counts as used until now.
+        The stored twin of a private block behind the first `whole` counts as used until now.
         """
-        while len(request.row) > keep:
-            block = len(request.row) - 1
-            self._drop_reference(request.row.pop())
-            if block in request.private:
+        for block in reversed(range(len(request.row))):
+            if block >= keep:
+                self._drop_reference(request.row.pop())
+            if block >= whole and block in request.private:
                 request.private.remove(block)
                 twin = self.tree.get(request.content(block, self.page_size))
                 if twin in self.cached and not request.outdated:

@@ -135,6 +135,8 @@ def replay(
         result = _replay_with_progress(read, settings)
     except TraceError as error:
         raise BadInput(str(error)) from None
+    except MemoryError:
+        raise BadInput(f"no memory for the tables of {concurrency} requests of up to {pages} pages") from None
     if as_json:
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:

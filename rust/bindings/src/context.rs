@@ -82,7 +82,7 @@ impl TextContext {
     #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
                         no_read = false, no_store = false, max_new_tokens = None))]
-    #[allow(clippy::too_many_arguments)] // one Python signature
+    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         request_id: Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,

@@ -41,7 +41,6 @@ enum OwnedAdapter {
 }
 
 impl BlockInputs {
-    #[allow(clippy::too_many_arguments)] // the keyword arguments of one Python signature
     pub(crate) fn parse(
         salt: Option<String>,
         lora_id: Option<&Bound<'_, PyAny>>,
@@ -89,7 +88,7 @@ impl BlockInputs {
 #[pyfunction]
 #[pyo3(signature = (tokens, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
                     lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
-#[allow(clippy::too_many_arguments)] // one Python signature
+#[expect(clippy::too_many_arguments, reason = "one Python signature")]
 pub(crate) fn hash_blocks<'py>(
     py: Python<'py>,
     tokens: &Bound<'py, PyAny>,
@@ -115,11 +114,14 @@ pub(crate) fn hash_blocks<'py>(
     PyList::new(py, (0..chain.len()).map(|block| PyBytes::new(py, &chain.identity(block))))
 }
 
+/// Hashes `[blocks, 8 or 32]`, and where those of each sequence begin `[sequences + 1]`.
+type HashArrays<'py> = (Bound<'py, PyArray2<u8>>, Bound<'py, PyArray1<i64>>);
+
 /// [`hash_blocks`] of many sequences: `(uint8[n, 8 or 32], int64 offsets[sequences + 1])`.
 #[pyfunction]
 #[pyo3(signature = (sequences, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
                     lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
-#[allow(clippy::too_many_arguments)] // one Python signature
+#[expect(clippy::too_many_arguments, reason = "one Python signature")]
 pub(crate) fn hash_blocks_batch<'py>(
     py: Python<'py>,
     sequences: &Bound<'py, PyAny>,
@@ -134,7 +136,7 @@ pub(crate) fn hash_blocks_batch<'py>(
     prompt_embeds: Option<&Bound<'py, PyAny>>,
     extra_ids: Option<&Bound<'py, PyAny>>,
     overrides: Option<&Bound<'py, PyAny>>,
-) -> PyResult<(Bound<'py, PyArray2<u8>>, Bound<'py, PyArray1<i64>>)> {
+) -> PyResult<HashArrays<'py>> {
     let inputs =
         BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
     let page_size = page_size_from(page_size)?;
@@ -211,10 +213,7 @@ fn page_size_from(page_size: i64) -> PyResult<usize> {
 
 fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<OwnedAdapter> {
     if let Ok(name) = lora_id.cast::<PyString>() {
-        return match name.to_str()? {
-            "" => Err(PyValueError::new_err("lora_id='': must not be empty; None is the base model")),
-            name => Ok(OwnedAdapter::Name(name.to_owned())),
-        };
+        return Ok(OwnedAdapter::Name(name.to_str()?.to_owned()));
     }
     if lora_id.is_instance_of::<pyo3::types::PyBool>() {
         return Err(PyTypeError::new_err("lora_id: must be a name (str) or a number (int), not a bool"));

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The ledger of one replica; see `_native.pyi`.
 #[pyclass(module = "pagekeeper._native", frozen)]
@@ -44,7 +44,6 @@ impl Ledger {
 
     fn explain(&self, py: Python<'_>, error: &LedgerError) -> PyErr {
         let slot = match error {
-            LedgerError::UnknownSlot(_) => None,
             LedgerError::TwiceInBatch(slot)
             | LedgerError::NothingToCompute { slot }
             | LedgerError::AlreadyPlanned { slot, .. }
@@ -64,24 +63,42 @@ impl Ledger {
         errors::from_ledger(py, error, id.as_ref().map(|id| id.bind(py)))
     }
 
-    /// Takes the tokens out of an unclaimed context.
-    fn begin_claim(&self, context: &Bound<'_, TextContext>) -> PyResult<Vec<Token>> {
+    /// Reserves the id of an unclaimed context, and takes what the context holds.
+    fn begin_claim(&self, context: &Bound<'_, TextContext>) -> PyResult<(Vec<Token>, Former)> {
         let py = context.py();
         let id = context.get().request_id.bind(py);
+        let known = self.ids.bind(py).contains(id)?;
         let problem = {
             let mut state = context.get().state.lock();
-            match &mut *state {
-                State::Free { tokens, .. } if !self.ids.bind(py).contains(id)? => {
-                    let tokens = std::mem::take(tokens);
-                    *state = State::Claiming;
-                    return Ok(tokens);
+            match std::mem::replace(&mut *state, State::Claiming) {
+                State::Free { tokens, former, cached } if !known => {
+                    drop(state);
+                    self.ids.bind(py).set_item(id, py.None())?;
+                    return Ok((tokens, (former, cached)));
                 }
-                State::Free { .. } => "a request with this id is claimed already",
-                State::Claimed { .. } => "is claimed already",
-                State::Claiming => "is being claimed in another thread",
+                other => {
+                    *state = other;
+                    match &*state {
+                        State::Free { .. } => "a request with this id is claimed already",
+                        State::Claimed { .. } => "is claimed already",
+                        State::Claiming => "is being claimed in another thread",
+                    }
+                }
             }
         };
         Err(PyValueError::new_err(format!("request {}: {problem}", id.repr()?)))
+    }
+
+    /// Undoes [`Ledger::begin_claim`].
+    fn give_up_claim(
+        &self,
+        context: &Bound<'_, TextContext>,
+        tokens: Vec<Token>,
+        former: Former,
+    ) -> PyResult<()> {
+        let own = context.get();
+        *own.state.lock() = State::Free { tokens, former: former.0, cached: former.1 };
+        self.ids.bind(context.py()).del_item(own.request_id.bind(context.py()))
     }
 
     fn new_sequence(&self, py: Python<'_>, context: &TextContext, tokens: Vec<Token>) -> NewSequence {
@@ -152,6 +169,9 @@ impl Ledger {
     }
 }
 
+/// Where a context was claimed before, and how many tokens came from the cache then.
+type Former = (Option<(Weak<Shared>, SlotId)>, u32);
+
 /// Requests, computed tokens, most computed of one, most tokens of one, pages.
 type Shape = (usize, u32, u32, u32, u32);
 
@@ -160,7 +180,7 @@ impl Ledger {
     #[new]
     #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, priority,
                         max_seq_len, max_num_input_tokens))]
-    #[allow(clippy::too_many_arguments)] // one Python signature
+    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         py: Python<'_>,
         page_size: u32,
@@ -225,13 +245,18 @@ impl Ledger {
     fn claim(&self, context: &Bound<'_, TextContext>) -> PyResult<u32> {
         let py = context.py();
         let own = context.get();
-        let tokens = self.begin_claim(context)?;
+        self.shared.check(py)?;
+        let (tokens, former) = self.begin_claim(context)?;
         let sequence = self.new_sequence(py, own, tokens);
-        let slot = match self.shared.with(py, |ledger| ledger.claim(sequence))? {
-            Ok(slot) => slot,
-            Err(refused) => {
-                *own.state.lock() = State::Free { tokens: refused.request.tokens, former: None, cached: 0 };
+        let slot = match self.shared.with_even_if_broken(py, |ledger| ledger.claim(sequence)) {
+            Ok(Ok(slot)) => slot,
+            Ok(Err(refused)) => {
+                self.give_up_claim(context, refused.request.tokens, former)?;
                 return Err(errors::from_ledger(py, &refused.error, Some(own.request_id.bind(py))));
+            }
+            Err(panic) => {
+                self.give_up_claim(context, Vec::new(), former)?;
+                return Err(panic);
             }
         };
         *own.state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
@@ -295,11 +320,12 @@ impl Ledger {
         self.ids.bind(request_id.py()).contains(request_id)
     }
 
-    #[pyo3(signature = (now, completions))]
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
     fn begin_step(&self, py: Python<'_>, now: Option<f64>, completions: Vec<u64>) -> PyResult<u32> {
         Ok(self.run(py, |ledger| ledger.begin_step(now, &completions))?.0)
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
     fn finish_copies(&self, py: Python<'_>, completions: Vec<u64>) -> PyResult<()> {
         self.run(py, |ledger| ledger.finish_copies(&completions))
     }
@@ -325,7 +351,7 @@ impl Ledger {
 
     /// `(reusable blocks that are held, reusable blocks, hash of the first block not stored)`.
     #[pyo3(signature = (tokens, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides))]
-    #[allow(clippy::too_many_arguments)] // one Python signature
+    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn probe<'py>(
         &self,
         tokens: &Bound<'py, PyAny>,
@@ -422,6 +448,7 @@ impl Ledger {
     }
 
     /// Where the KV of each token position goes: `page · page_size + offset`, int64.
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
     fn slot_mapping<'py>(
         &self,
         context: &Bound<'py, TextContext>,
@@ -434,7 +461,8 @@ impl Ledger {
         let mapping = self.run(py, |ledger| {
             let pages = ledger.pages(slot)?;
             let place = |&position: &i64| {
-                let page = usize::try_from(position).ok().and_then(|at| pages.get(at / page_size as usize));
+                let block = usize::try_from(position / page_size).ok().filter(|_| position >= 0);
+                let page = block.and_then(|block| pages.get(block));
                 page.map(|page| i64::from(page.0) * page_size + position % page_size).ok_or_else(|| {
                     LedgerError::OutOfRange {
                         name: "positions",

@@ -19,13 +19,19 @@ impl Shared {
         Shared { ledger: Mutex::new(ledger), broken: AtomicBool::new(false) }
     }
 
-    /// Runs `call` on the locked ledger.
-    pub(crate) fn with<R>(&self, py: Python<'_>, call: impl FnOnce(&mut Ledger) -> R) -> PyResult<R> {
+    /// Fails when the ledger is broken.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         if self.broken.load(Ordering::Acquire) {
             let message = "an internal error left the ledger's books in disorder; only verify, release, \
                            shutdown and debug_dump answer";
             return Err(errors::named(py, "LedgerCorruptError", message.into()));
         }
+        Ok(())
+    }
+
+    /// Runs `call` on the locked ledger.
+    pub(crate) fn with<R>(&self, py: Python<'_>, call: impl FnOnce(&mut Ledger) -> R) -> PyResult<R> {
+        self.check(py)?;
         self.with_even_if_broken(py, call)
     }
 

@@ -3,7 +3,7 @@
 use crate::blocks::Prefix;
 use crate::config::Reserve;
 use crate::error::{LedgerError, NoRoom};
-use crate::ledger::{Ledger, parent_after};
+use crate::ledger::{Ledger, check_length, parent_after};
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use block_pool::{PageId, Step};
@@ -86,7 +86,11 @@ impl Ledger {
             )));
         }
         sequence.dummy = true;
-        self.alloc(&[slot], &[])
+        let planned = self.alloc(&[slot], &[]);
+        if let (Err(_), Some(sequence)) = (&planned, self.slots.get_mut(slot)) {
+            sequence.dummy = false;
+        }
+        planned
     }
 
     /// The joint plan of the batch. Reads only, but for hashes not computed yet and planning marks.
@@ -102,6 +106,7 @@ impl Ledger {
         self.slab.open_marks();
         let available = i64::from(self.slab.available());
         let (mut needed, mut own_hits, mut given_back) = (0i64, 0i64, 0i64);
+        let mut refused = None;
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let plan = self.plan_one(slot, bound, scratch)?;
@@ -110,19 +115,24 @@ impl Ledger {
                     own_hits += 1;
                 }
             }
-            let row = &self.sequence(slot)?.row[plan.replaced.clone()];
-            given_back +=
-                row.iter().filter(|&&page| self.slab.refs(page) == 1 && self.slab.pins(page) == 0).count()
-                    as i64;
-            let before = available + given_back - own_hits - needed;
+            for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
+                given_back += i64::from(self.slab.refs(page) == 1 && self.slab.pins(page) == 0);
+            }
+            let left = available + given_back - own_hits - needed;
             needed += i64::from(plan.new_pages);
-            if before < i64::from(plan.new_pages) {
-                let room = self.room(plan.new_pages, before.max(0) as u32);
-                return Err(LedgerError::InsufficientBlocks { slot, room });
+            if left < i64::from(plan.new_pages) && refused.is_none() {
+                let free = u32::try_from(left).unwrap_or(0);
+                refused = Some((slot, self.room(plan.new_pages, free)));
             }
             scratch.plans.push(plan);
         }
-        Ok(())
+        // A later request's hits may give back pages that an earlier one lacked: the sum decides.
+        match refused {
+            Some((slot, room)) if needed > available + given_back - own_hits => {
+                Err(LedgerError::InsufficientBlocks { slot, room })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn plan_one(
@@ -136,6 +146,9 @@ impl Ledger {
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
         check_plannable(sequence, slot, step, open)?;
         let placeholder = sequence.position == sequence.len();
+        if placeholder {
+            check_length(sequence, 1, self.config.max_seq_len)?;
+        }
         let len = sequence.len() + u32::from(placeholder);
 
         let first_hit = scratch.hits.len();

@@ -55,7 +55,9 @@ impl Ledger {
         };
         let last_use = pages.iter().map(|&page| self.slab.last_use(page)).max().unwrap_or_default();
         let after = last_use.max(sequence.last_step);
-        pages.iter().for_each(|&page| self.slab.pin(page));
+        for &page in &pages {
+            self.slab.pin(page);
+        }
         let id = CopyId(self.copies.next);
         self.copies.next += 1;
         self.copies.in_flight.insert(id.0, pages.clone());

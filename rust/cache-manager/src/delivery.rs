@@ -78,10 +78,18 @@ impl Ledger {
             if !sequence.dropped.is_empty() || sequence.interrupted {
                 continue;
             }
-            if sequence.steps_out.is_empty() {
+            let Some(out) = sequence.steps_out.front() else {
                 return Err(LedgerError::NotPlanned { slot });
-            }
+            };
             let count = counts.map_or(one_each, |counts| counts[index]);
+            if count > 0 && out.end < sequence.known() {
+                return Err(LedgerError::Mismatch(format!(
+                    "slot {}: {count} tokens for a step that computed up to token {} of {} known ones: its count must be 0",
+                    slot.0,
+                    out.end,
+                    sequence.known()
+                )));
+            }
             if sequence.unknown > 0 && count > sequence.unknown {
                 return Err(LedgerError::Mismatch(format!(
                     "slot {}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
@@ -104,7 +112,9 @@ impl Ledger {
         let Some(out) = sequence.steps_out.pop_front() else { return };
         // A hit may have moved past the end of this step meanwhile.
         sequence.processed = sequence.processed.max(out.end);
-        tokens.iter().for_each(|&token| sequence.append(token));
+        for &token in tokens {
+            sequence.append(token);
+        }
         if out.step == self.step {
             self.step_open = false;
         }

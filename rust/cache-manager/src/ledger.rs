@@ -157,10 +157,6 @@ impl Ledger {
     /// # Errors
     /// An unknown slot.
     pub fn commit(&mut self, slot: SlotId) -> Result<Vec<Identity>, LedgerError> {
-        self.sequence(slot)?;
-        if !self.config.prefix_caching {
-            return Ok(Vec::new());
-        }
         self.publish(slot);
         let page_size = self.config.page_size as usize;
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;

@@ -54,6 +54,7 @@ pub struct Position {
     pub known: u32,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of one request")]
 pub(crate) struct Sequence {
     /// Number of the claim: no two sequences of a ledger share one.
     pub(crate) serial: u64,

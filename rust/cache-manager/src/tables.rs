@@ -126,7 +126,7 @@ impl Ledger {
     /// # Errors
     /// A request without a step out; a slot mapping that is too small.
     pub fn write_varlen(&self, batch: &[SlotId], tables: &mut VarlenTables<'_>) -> Result<(), LedgerError> {
-        let page_size = i64::from(self.config.page_size);
+        let page_size = self.config.page_size;
         let mut at = 0;
         tables.query_start_loc[0] = 0;
         for (index, &slot) in batch.iter().enumerate() {
@@ -138,9 +138,9 @@ impl Ledger {
                     at + count
                 ))
             })?;
-            for (position, cell) in (i64::from(out.start)..).zip(cells) {
+            for (position, cell) in (out.start..).zip(cells) {
                 let page = sequence.row[(position / page_size) as usize];
-                *cell = i64::from(page.0) * page_size + position % page_size;
+                *cell = i64::from(page.0) * i64::from(page_size) + i64::from(position % page_size);
             }
             at += count;
             tables.seq_lens[index] = out.end.cast_signed();

@@ -81,9 +81,9 @@ impl NodeTable {
             if entry.node_plus_one == 0 {
                 break;
             }
-            let home = self.home(entry.tag);
+            let wanted = self.home(entry.tag);
             let mask = self.entries.len() - 1;
-            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
+            if (at.wrapping_sub(wanted) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.entries[hole] = entry;
                 hole = at;
             }
