@@ -1,7 +1,7 @@
 """Serves a multi-turn chat twice, with and without prefix reuse, and shows what reuse saved.
 
 A small continuous-batching server whose decoder keeps its KV in PageKeeper's pages. Start reading at
-``serving/engine.py``: that is where the cache is called.
+`serving/engine.py`: that is where the cache is called.
 
 Example:
     python examples/serve.py --conversations 4 --turns 3 --page-size 16
@@ -28,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         model = load_model(options.model) if options.model else Model.seeded(ModelConfig(), options.seed)
-        comparison = compare(model, options)
-    except (UnsupportedModelError, ValueError) as error:
+    except UnsupportedModelError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2
+    comparison = compare(model, options)
     if options.json:
         print(json.dumps(comparison.to_json()))
     else:
@@ -55,7 +55,7 @@ def compare(model: Model, options: argparse.Namespace) -> Comparison:
         kv.shutdown()
     description = (
         f"{options.conversations} conversations of {options.turns} turns, page size {options.page_size}, "
-        f"chunks of {options.max_num_input_tokens} tokens" + (", overlapped steps" if options.overlap else "")
+        f"chunks of {options.max_num_input_tokens}" + (", overlapped steps" if options.overlap else "")
     )
     return Comparison(description, options.pages, *runs)
 
@@ -93,6 +93,7 @@ def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.N
             if follow_up:
                 engine.submit(follow_up)
     served.sort(key=lambda request: (request.conversation, request.turn))
+    engine.stats.evictions = kv.metrics()["evictions"]
     return Run(served, engine.stats)
 
 

@@ -40,49 +40,68 @@ def same_id(ctx: Any) -> Any:
     return pk.TextContext(request_id=ctx.request_id, max_length=9, tokens=pk.TokenBuffer(np.array([1])))
 
 
-WRONG: dict[str, Callable[[Bench], object]] = {
-    "claiming twice": lambda b: b.kv.claim(b.running),
-    "claiming a request id that is in use": lambda b: b.kv.claim(same_id(b.running)),
-    "claiming on a replica that is not there": lambda b: b.kv.claim(b.stranger, replica_idx=1),
-    "claiming on a negative replica": lambda b: b.kv.claim(b.stranger, replica_idx=-1),
-    "alloc of a request that is not claimed": lambda b: b.kv.alloc(b.stranger),
-    "alloc of a released request": lambda b: b.kv.alloc(b.released),
-    "alloc of a stale slot": lambda b: b.kv.alloc(b.stale),
-    "alloc of a slot that was never given": lambda b: b.kv.alloc(np.array([77], np.int32)),
-    "alloc of a negative slot": lambda b: b.kv.alloc(np.array([-1], np.int32)),
-    "alloc of one request twice": lambda b: b.kv.alloc([b.idle, b.idle]),
-    "alloc with a stranger behind a good request": lambda b: b.kv.alloc([b.idle, b.stranger]),
-    "alloc with nothing left to compute": lambda b: b.kv.alloc(b.running),
-    "alloc of no tokens": lambda b: b.kv.alloc(b.idle, num_tokens=0),
-    "alloc of a negative number of tokens": lambda b: b.kv.alloc(b.idle, num_tokens=-3),
-    "alloc with too many bounds": lambda b: b.kv.alloc([b.idle], num_tokens=[1, 1]),
-    "step of a request that is not claimed": lambda b: b.kv.step(b.stranger),
-    "step of a request that was not planned": lambda b: b.kv.step(b.idle),
-    "release of a request that is not claimed": lambda b: b.kv.release(b.stranger),
-    "releasing again": lambda b: b.kv.release(b.released),
-    "release of a stale slot": lambda b: b.kv.release(b.stale),
-    "release of one request twice": lambda b: b.kv.release([b.idle, b.idle]),
-    "release with a stranger behind a good request": lambda b: b.kv.release([b.running, b.stranger]),
-    "preempting a request that is not claimed": lambda b: b.kv.preempt(b.stranger),
-    "preempting one request twice": lambda b: b.kv.preempt([b.idle, b.idle]),
-    "tables of more requests than max_batch_size": lambda b: b.kv.runtime_inputs(
-        [[b.running, b.idle, b.stranger]]
+WRONG: dict[str, tuple[str, Callable[[Bench], object]]] = {
+    "claiming twice": ("claimed already", lambda b: b.kv.claim(b.running)),
+    "claiming a request id that is in use": ("claimed already", lambda b: b.kv.claim(same_id(b.running))),
+    "claiming on a replica that is not there": (
+        "replica_idx=1",
+        lambda b: b.kv.claim(b.stranger, replica_idx=1),
     ),
-    "tables for a replica that is not there": lambda b: b.kv.runtime_inputs([[b.running], [b.idle]]),
-    "tables in an unknown form": lambda b: b.kv.runtime_inputs([[b.running]], form="paper"),
-    "indices of a request that is not claimed": lambda b: b.kv.get_cache_indices(b.stranger),
-    "hashes of a request that is not claimed": lambda b: b.kv.commit_and_get_block_hashes(b.stranger),
-    "truncating to more than there is": lambda b: b.running.truncate(7),
-    "truncating to a negative length": lambda b: b.running.truncate(-1),
-    "appending a token out of range": lambda b: b.running.update(2**31),
+    "claiming on a negative replica": ("replica_idx=-1", lambda b: b.kv.claim(b.stranger, replica_idx=-1)),
+    "alloc of a request that is not claimed": ("not claimed", lambda b: b.kv.alloc(b.stranger)),
+    "alloc of a released request": ("released", lambda b: b.kv.alloc(b.released)),
+    "alloc of a stale slot": ("slot 0", lambda b: b.kv.alloc(b.stale)),
+    "alloc of a slot that was never given": ("slot 77", lambda b: b.kv.alloc(np.array([77], np.int32))),
+    "alloc of a negative slot": ("slot -1", lambda b: b.kv.alloc(np.array([-1], np.int32))),
+    "alloc of one request twice": ("twice", lambda b: b.kv.alloc([b.idle, b.idle])),
+    "alloc with a stranger behind a good request": (
+        "not claimed",
+        lambda b: b.kv.alloc([b.idle, b.stranger]),
+    ),
+    "alloc with nothing left to compute": ("compute", lambda b: b.kv.alloc(b.running)),
+    "alloc of no tokens": ("num_tokens=0", lambda b: b.kv.alloc(b.idle, num_tokens=0)),
+    "alloc of a negative number of tokens": ("-3", lambda b: b.kv.alloc(b.idle, num_tokens=-3)),
+    "alloc with too many bounds": ("num_tokens", lambda b: b.kv.alloc([b.idle], num_tokens=[1, 1])),
+    "step of a request that is not claimed": ("not claimed", lambda b: b.kv.step(b.stranger)),
+    "step of a request that was not planned": ("no step out", lambda b: b.kv.step(b.idle)),
+    "release of a request that is not claimed": ("not claimed", lambda b: b.kv.release(b.stranger)),
+    "releasing again": ("released", lambda b: b.kv.release(b.released)),
+    "release of a stale slot": ("slot 0", lambda b: b.kv.release(b.stale)),
+    "release of one request twice": ("twice", lambda b: b.kv.release([b.idle, b.idle])),
+    "release with a stranger behind a good request": (
+        "not claimed",
+        lambda b: b.kv.release([b.running, b.stranger]),
+    ),
+    "preempting a request that is not claimed": ("not claimed", lambda b: b.kv.preempt(b.stranger)),
+    "preempting one request twice": ("twice", lambda b: b.kv.preempt([b.idle, b.idle])),
+    "tables of more requests than max_batch_size": (
+        "max_batch_size=2",
+        lambda b: b.kv.runtime_inputs([[b.running] * 3]),
+    ),
+    "tables for a replica that is not there": (
+        "2 given",
+        lambda b: b.kv.runtime_inputs([[b.running], [b.idle]]),
+    ),
+    "tables in an unknown form": ("flashinfer", lambda b: b.kv.runtime_inputs([[b.running]], form="paper")),
+    "indices of a request that is not claimed": ("not claimed", lambda b: b.kv.get_cache_indices(b.stranger)),
+    "hashes of a request that is not claimed": (
+        "not claimed",
+        lambda b: b.kv.commit_and_get_block_hashes(b.stranger),
+    ),
+    "truncating to more than there is": ("length=7", lambda b: b.running.truncate(7)),
+    "truncating to a negative length": ("length=-1", lambda b: b.running.truncate(-1)),
+    "appending a token out of range": ("2147483648", lambda b: b.running.update(2**31)),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_call_is_a_value_error_and_changes_nothing(bench: Bench, wrong: str) -> None:
+def test_a_wrong_call_is_a_value_error_that_says_what_was_wrong_and_changes_nothing(
+    bench: Bench, wrong: str
+) -> None:
+    said, call = WRONG[wrong]
     before = bench.kv.fingerprint()
-    with pytest.raises(ValueError, match=r".{10}"):
-        WRONG[wrong](bench)
+    with pytest.raises(ValueError, match=said):
+        call(bench)
     assert bench.kv.fingerprint() == before
     bench.kv.verify()
 
@@ -104,7 +123,7 @@ WRONG_RESULTS: dict[str, dict[str, Any]] = {
 def test_wrong_results_are_a_value_error_and_deliver_nothing(bench: Bench, wrong: str) -> None:
     bench.kv.alloc(bench.idle)
     before = bench.kv.fingerprint()
-    with pytest.raises(ValueError, match=r".{10}"):
+    with pytest.raises(ValueError, match=r"counts|new_tokens"):
         bench.kv.step([bench.idle], **WRONG_RESULTS[wrong])
     assert bench.kv.fingerprint() == before
     assert bench.idle.processed_length == 0
@@ -122,6 +141,27 @@ def test_a_context_refuses_what_is_no_token_and_says_where(tokens: list[Any], po
 def test_a_context_needs_a_token() -> None:
     with pytest.raises(ValueError, match="token"):
         pk.TextContext(request_id=pk.RequestID(), max_length=9, tokens=pk.TokenBuffer([]))
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [{"lora_generation": -1}, {"max_new_tokens": -1}],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_context_refuses_numbers_out_of_range_by_name(argument: dict[str, Any]) -> None:
+    (name,) = argument
+    with pytest.raises(ValueError, match=name):
+        request([1], **argument)
+
+
+def test_a_token_for_a_step_that_left_prompt_to_compute_is_refused() -> None:
+    kv = manager()
+    ctx = claimed(kv, PROMPT[:8])
+    kv.alloc(ctx, num_tokens=4)
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match="count must be 0"):
+        kv.step(ctx, new_tokens=[1])
+    assert kv.fingerprint() == before
 
 
 def test_an_unknown_argument_of_a_context_is_a_type_error() -> None:

@@ -50,8 +50,11 @@ def test_every_vector_is_tried(vectors: list[dict[str, Any]]) -> None:
 
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 import pagekeeper as pk
+from pagekeeper._native import hash_cpu_path
+portable = os.environ.get("PAGEKEEPER_CPU") == "portable"
+assert not portable or "portable" in hash_cpu_path().lower(), hash_cpu_path()
 for case in json.load(sys.stdin):
     parent = case["parent"]
     blocks = pk.hash_blocks(case["tokens"], case["page_size"], algo=case["algo"], seed=case["seed"],

@@ -62,6 +62,14 @@ NEW_TOKENS = 12
 
 
 @pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
 def _quiet_transformers() -> Iterator[None]:
     logger = logging.getLogger("transformers")
     level = logger.level
@@ -73,7 +81,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def write_model(name: str, directory: Path, **save: Any) -> PreTrainedModel:
-    """A tiny model of random float32 weights, saved as transformers saves models; biases and norms are random too."""
+    """A tiny model of random float32 weights, biases and norms too, saved as transformers saves models."""
     config_type, model_type, changes = MODELS[name]
     torch.manual_seed(11)
     model = model_type(config_type(**(SHAPE | changes))).eval()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,20 @@ import torch
 
 from pagekeeper import MHAKVCacheParams, PagedKVCacheManager, RequestID, TextContext, TokenBuffer
 from pagekeeper.reference import paged_attention, write_kv
+from pagekeeper.tables import FlashInferTables, MaxTables, Tables, VllmTables
 
 KV_HEADS, HEADS, HEAD_DIM = 2, 6, 4
 PAGE_SIZES = (1, 16, 128)
 FORMS = ("max", "vllm", "flashinfer")
 
-# (tokens that have KV already, tokens of this forward): decodes, first and later prefill chunks, page borders.
+# (tokens that have KV already, tokens of this forward): decodes, first and later chunks, page borders.
 RAGGED = ((0, 1), (37, 1), (0, 20), (16, 16), (127, 2), (130, 9), (15, 1))
 
 
 def dense_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
     """Causal attention by the textbook, a query token and a head at a time.
 
-    ``query`` is [query_len, heads, head_dim], the last tokens of ``key`` and ``value`` [kv_len, kv_heads, head_dim].
+    `query` [query_len, heads, head_dim] is the end of `key` and `value` [kv_len, kv_heads, head_dim].
     """
     output = np.empty_like(query)
     past = len(key) - len(query)
@@ -41,7 +43,7 @@ def dense_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np
 
 @dataclass
 class Batch:
-    """Random queries, keys and values of some requests; ``new`` is the slice of their tokens in this forward."""
+    """Random queries, keys and values of some requests, by request."""
 
     lengths: tuple[tuple[int, int], ...]
     query: list[np.ndarray]
@@ -63,12 +65,21 @@ class Batch:
         return np.cumsum([0, *(active for _, active in self.lengths)]).tolist()
 
     @property
+    def max_query_len(self) -> int:
+        return max(active for _, active in self.lengths)
+
+    @property
+    def max_seq_len(self) -> int:
+        return max(past + active for past, active in self.lengths)
+
+    @property
     def dense(self) -> np.ndarray:
         return np.concatenate(
             [dense_attention(*qkv) for qkv in zip(self.query, self.key, self.value, strict=True)]
         )
 
     def new(self, tensors: list[np.ndarray]) -> torch.Tensor:
+        """The tokens of this forward, flat."""
         pairs = zip(tensors, self.lengths, strict=True)
         return torch.from_numpy(
             np.concatenate([tensor[len(tensor) - active :] for tensor, (_, active) in pairs])
@@ -77,8 +88,11 @@ class Batch:
     def attention(self, layer_kv: torch.Tensor, tables: Any) -> np.ndarray:
         """Writes this forward's KV and attends, both through the tables."""
         starts = self.query_start_loc
-        write_kv(layer_kv, self.new(self.key), self.new(self.value), tables, query_start_loc=starts)
-        return paged_attention(self.new(self.query), layer_kv, tables, query_start_loc=starts).numpy()
+        query, key, value = (
+            self.new(part).to(layer_kv.device) for part in (self.query, self.key, self.value)
+        )
+        write_kv(layer_kv, key, value, tables, query_start_loc=starts)
+        return paged_attention(query, layer_kv, tables, query_start_loc=starts).cpu().numpy()
 
 
 def garbage(pages: int, page_size: int, seed: int = 0) -> torch.Tensor:
@@ -105,17 +119,16 @@ def shuffled_rows(batch: Batch, page_size: int) -> tuple[list[list[int]], int]:
     return [[ids.pop() for _ in range(count)] for count in counts], sum(counts) + 1
 
 
-def max_tables(batch: Batch, rows: list[list[int]], page_size: int) -> SimpleNamespace:
+def max_tables(batch: Batch, rows: list[list[int]], page_size: int) -> MaxTables:
     table = np.zeros((len(rows), max(map(len, rows)) + 16), dtype=np.uint32)
     for row, pages in enumerate(rows):
         table[row, : len(pages)] = pages
-    return SimpleNamespace(
-        lookup_table=table, cache_lengths=np.array([past for past, _ in batch.lengths], dtype=np.uint32)
-    )
+    past = np.array([past for past, _ in batch.lengths], dtype=np.uint32)
+    return MaxTables(table, past, batch.max_query_len, batch.max_seq_len)
 
 
-def vllm_tables(batch: Batch, rows: list[list[int]], page_size: int) -> SimpleNamespace:
-    return SimpleNamespace(
+def vllm_tables(batch: Batch, rows: list[list[int]], page_size: int) -> VllmTables:
+    return VllmTables(
         block_table=max_tables(batch, rows, page_size).lookup_table.astype(np.int32),
         seq_lens=np.array([past + active for past, active in batch.lengths], dtype=np.int32),
         slot_mapping=np.array(
@@ -127,34 +140,42 @@ def vllm_tables(batch: Batch, rows: list[list[int]], page_size: int) -> SimpleNa
             dtype=np.int64,
         ),
         query_start_loc=np.array(batch.query_start_loc, dtype=np.int32),
+        max_query_len=batch.max_query_len,
+        max_seq_len=batch.max_seq_len,
     )
 
 
-def flashinfer_tables(batch: Batch, rows: list[list[int]], page_size: int) -> SimpleNamespace:
+def flashinfer_tables(batch: Batch, rows: list[list[int]], page_size: int) -> FlashInferTables:
     lengths = [past + active for past, active in batch.lengths]
-    return SimpleNamespace(
+    return FlashInferTables(
         kv_indptr=np.cumsum([0, *map(len, rows)]).astype(np.int32),
         kv_indices=np.array([page for row in rows for page in row], dtype=np.int32),
         kv_last_page_len=np.array([(length - 1) % page_size + 1 for length in lengths], dtype=np.int32),
         qo_indptr=np.array(batch.query_start_loc, dtype=np.int32),
+        max_query_len=batch.max_query_len,
+        max_seq_len=batch.max_seq_len,
     )
 
 
-TABLES: dict[str, Callable[[Batch, list[list[int]], int], SimpleNamespace]] = {
+TABLES: dict[str, Callable[[Batch, list[list[int]], int], Tables]] = {
     "max": max_tables,
     "vllm": vllm_tables,
     "flashinfer": flashinfer_tables,
 }
 
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("form", FORMS)
-def test_attention_over_shuffled_pages_equals_dense_attention(form: str, page_size: int) -> None:
+def test_attention_over_shuffled_pages_equals_dense_attention(form: str, page_size: int, device: str) -> None:
     batch = Batch.random(RAGGED)
     rows, pages = shuffled_rows(batch, page_size)
     layer_kv = garbage(pages, page_size)
     place(batch, layer_kv, rows)
-    output = batch.attention(layer_kv, TABLES[form](batch, rows, page_size))
+    output = batch.attention(layer_kv.to(device), TABLES[form](batch, rows, page_size))
     np.testing.assert_allclose(output, batch.dense, rtol=0, atol=1e-12)
 
 
@@ -194,9 +215,23 @@ def test_attention_through_the_managers_tables_equals_dense_attention(form: str,
     kv.alloc(requests)
     output = batch.attention(layer_kv, kv.runtime_inputs([requests], form=form)[0])
     np.testing.assert_allclose(output, batch.dense, rtol=0, atol=1e-12)
-    assert (
-        kv.get_cache_indices(requests[2])[0] != sorted(kv.get_cache_indices(requests[2])[0]) or page_size > 16
+    row = kv.get_cache_indices(requests[5])[0]
+    assert row != list(range(row[0], row[0] + len(row)))  # or the table would have proved little
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_requests_leave_the_others_alone(form: str) -> None:
+    batch = Batch.random(((0, 20), (0, 5)))
+    params = MHAKVCacheParams(
+        dtype="float64", n_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_layers=1, page_size=16, devices=["cpu"]
     )
+    kv = PagedKVCacheManager(params=params, total_num_pages=4, max_batch_size=2)
+    request, padding = context(20, first_token=0), context(5, first_token=100)
+    kv.claim(request)
+    kv.alloc(request)
+    kv.alloc_dummy(padding)
+    output = batch.attention(kv.get_buffers(0), kv.runtime_inputs([[request, padding]], form=form)[0])
+    np.testing.assert_allclose(output[:20], batch.dense[:20], rtol=0, atol=1e-12)
 
 
 def context(length: int, first_token: int) -> TextContext:
@@ -206,11 +241,12 @@ def context(length: int, first_token: int) -> TextContext:
 
 def mix_free_pages(kv: PagedKVCacheManager) -> None:
     """Leaves the free pages of a fresh manager in no simple order."""
-    requests = [context(3 * kv.params.page_size, first_token=10**6) for _ in range(6)]
+    count = kv.total_num_pages // 3
+    requests = [context(3 * kv.params.page_size, first_token=10**6) for _ in range(count)]
     for request in requests:
         kv.claim(request)
-        kv.alloc(request)
-    for index in (4, 0, 5, 2, 1, 3):
+    kv.alloc(requests)
+    for index in np.random.default_rng(5).permutation(count):
         kv.release(requests[index])
 
 
@@ -251,11 +287,13 @@ def test_a_wrong_page_id_changes_the_output() -> None:
 
 def test_new_tokens_land_in_the_cells_of_the_slot_mapping() -> None:
     layer_kv = torch.zeros((4, 2, 2, KV_HEADS, HEAD_DIM), dtype=torch.float64)
-    tables = SimpleNamespace(
+    tables = VllmTables(
         block_table=np.array([[3, 1]], dtype=np.int32),
         seq_lens=np.array([3], dtype=np.int32),
         slot_mapping=np.array([7, 2], dtype=np.int64),  # page 3 offset 1, page 1 offset 0
         query_start_loc=np.array([0, 2], dtype=np.int32),
+        max_query_len=2,
+        max_seq_len=3,
     )
     key = torch.ones((2, KV_HEADS, HEAD_DIM), dtype=torch.float64)
     write_kv(layer_kv, key, 2 * key, tables)
@@ -322,7 +360,7 @@ def test_the_max_form_asks_for_query_starts_when_chunks_are_ambiguous() -> None:
     ],
 )
 def test_tables_that_contradict_the_query_or_the_pool_are_refused(
-    change: Callable[[SimpleNamespace], None], message: str
+    change: Callable[[VllmTables], None], message: str
 ) -> None:
     batch = Batch.random(((3, 1),))
     tables = vllm_tables(batch, [[2]], 16)
@@ -355,3 +393,10 @@ def test_something_that_is_no_table_is_refused() -> None:
         ValueError, match="inputs is a dict: must be one replica's max, vllm or flashinfer tables"
     ):
         paged_attention(batch.new(batch.query), garbage(3, 16), {})  # type: ignore[arg-type]
+
+
+def test_without_torch_the_import_says_how_to_get_it() -> None:
+    code = "import sys; sys.modules['torch'] = None; import pagekeeper.reference"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("pagekeeper.reference needs torch: pip install 'pagekeeper[torch]'\n")

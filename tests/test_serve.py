@@ -1,8 +1,9 @@
-"""The example server: its tokens are those of a model without any cache, whatever the cache does meanwhile."""
+"""The example server's tokens are those of a model without a cache, whatever the cache does meanwhile."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -12,17 +13,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 import serve
+from pagekeeper.tables import VllmTables
 from serving.engine import Engine, Request, Stats
 from serving.model import DTYPE, Model, ModelConfig
 from serving.report import Comparison, Run
-from serving.workload import ByteTokenizer, Chat
+from serving.workload import ByteTokenizer, Chat, tokenizer_for
 
 EXAMPLE = Path(serve.__file__)
 CONFIG = ModelConfig(
@@ -86,15 +90,17 @@ def chat(given: Namespace) -> Chat:
 
 
 def greedy_without_a_cache(model: Model, prompt: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """The oracle: all tokens computed anew for each token, one request at a time, on a page that holds them all."""
+    """The oracle: everything is computed anew for each token, one request at a time, on one large page."""
     config, tokens = model.config, list(prompt)
     for _ in range(max_new_tokens):
         length = len(tokens)
-        tables = SimpleNamespace(
+        tables = VllmTables(
             block_table=np.array([[0]], dtype=np.int32),
             seq_lens=np.array([length], dtype=np.int32),
             slot_mapping=np.arange(length),
             query_start_loc=np.array([0, length], dtype=np.int32),
+            max_query_len=length,
+            max_seq_len=length,
         )
         pages = torch.empty(
             (config.num_layers, 1, 2, length, config.num_kv_heads, config.head_dim), dtype=DTYPE
@@ -121,13 +127,13 @@ def expected_outputs(tokens_per_word: int = 1) -> list[list[int]]:
     return outputs
 
 
-def run(given: Namespace, *, reuse: bool, model: Model = MODEL) -> tuple[Run, dict[str, int | float]]:
+def run(given: Namespace, *, reuse: bool, model: Model = MODEL) -> Run:
     """Serves the chat and leaves an idle, sound cache."""
     kv = serve.make_cache(model.config, given, reuse=reuse)
     result = serve.serve(model, kv, chat(given), given)
     kv.verify()
     assert kv.block_count().used == 0
-    return result, kv.metrics()
+    return result
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
@@ -136,7 +142,7 @@ def run(given: Namespace, *, reuse: bool, model: Model = MODEL) -> tuple[Run, di
 def test_tokens_are_equal_with_and_without_reuse(page_size: int, chunk: int, overlap: bool) -> None:
     given = options(page_size=page_size, pages=3200 // page_size, max_num_input_tokens=chunk, overlap=overlap)
     for reuse in (False, True):
-        result, _ = run(given, reuse=reuse)
+        result = run(given, reuse=reuse)
         assert result.outputs == expected_outputs()
         assert (result.stats.reused_tokens > 0) == reuse
 
@@ -155,11 +161,11 @@ def test_tokens_are_equal_when_pages_are_evicted_and_requests_preempted(
     page_size: int, overlap: bool
 ) -> None:
     given = options(**TINY[page_size], overlap=overlap)
-    without, _ = run(given, reuse=False)
-    reuse, metrics = run(given, reuse=True)
+    without = run(given, reuse=False)
+    reuse = run(given, reuse=True)
     assert without.outputs == reuse.outputs == expected_outputs(given.tokens_per_word)
     assert reuse.stats.preemptions > 0
-    assert metrics["evictions"] > 0
+    assert reuse.stats.evictions > 0
     assert reuse.stats.reused_tokens > 0
 
 
@@ -177,7 +183,7 @@ def test_the_books_are_clean_after_every_step() -> None:
 
 def test_reused_tokens_are_the_whole_blocks_that_were_computed_before() -> None:
     given = options(max_batch=1)
-    result, _ = run(given, reuse=True)
+    result = run(given, reuse=True)
     # One at a time, in the order of arrival: first turns, then second turns. The last token has no KV.
     computed: set[tuple[int, ...]] = set()
     hits = 0
@@ -190,7 +196,7 @@ def test_reused_tokens_are_the_whole_blocks_that_were_computed_before() -> None:
 
 
 def test_answers_depend_on_what_reused_pages_hold() -> None:
-    given = options(turns=2)
+    given = options(turns=2, max_batch=4)
     kv = serve.make_cache(CONFIG, given, reuse=True)
     talk = chat(given)
     engine = Engine(MODEL, kv, max_batch_size=4, max_num_input_tokens=64)
@@ -214,7 +220,7 @@ def test_an_end_token_ends_an_answer_and_what_is_under_way_for_it_is_dropped(ove
     end = expected_outputs()[0][3]
     model = Model.seeded(replace(CONFIG, eos_token_ids=frozenset({end})), seed=5)
     given = options(turns=1, overlap=overlap)
-    result, _ = run(given, reuse=True, model=model)
+    result = run(given, reuse=True, model=model)
     assert result.outputs[0] == expected_outputs()[0][:4]
     for request in result.requests:
         assert request.output == greedy_without_a_cache(model, tuple(request.prompt), given.max_new_tokens)
@@ -255,10 +261,45 @@ def test_a_request_longer_than_the_model_is_rejected() -> None:
     assert request.rejected == "1030 tokens are more than the model's 1024 positions"
 
 
-def test_a_token_budget_below_the_batch_size_is_refused() -> None:
-    kv = serve.make_cache(CONFIG, options(), reuse=True)
-    with pytest.raises(ValueError, match="max_num_input_tokens=3: must be at least max_batch_size=4"):
-        Engine(MODEL, kv, max_batch_size=4, max_num_input_tokens=3)
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_a_token_budget_below_the_batch_size_still_serves_everyone(overlap: bool) -> None:
+    given = options(max_batch=3, max_num_input_tokens=2, overlap=overlap, turns=1)
+    assert run(given, reuse=True).outputs == expected_outputs()[::3]
+
+
+def test_overlapped_steps_are_planned_before_the_tokens_before_them_are_known() -> None:
+    known = {}
+    for overlap in (False, True):
+        kv = serve.make_cache(CONFIG, options(), reuse=True)
+        engine = Engine(MODEL, kv, max_batch_size=1, max_num_input_tokens=64, overlap=overlap)
+        request = Request([5] * 10, max_new_tokens=3)
+        engine.submit(request)
+        known[overlap] = []
+        while engine.busy:
+            engine.step()
+            known[overlap].append(len(request.output))
+    assert known == {False: [1, 2, 3], True: [0, 1, 2, 3]}
+
+
+def test_counts_are_those_of_the_cache() -> None:
+    given = options(**TINY[16], overlap=True)
+    kv = serve.make_cache(CONFIG, given, reuse=True)
+    stats, metrics = serve.serve(MODEL, kv, chat(given), given).stats, kv.metrics()
+    assert stats.preemptions == metrics["preemptions"]
+    assert stats.requests == metrics["claims"] == metrics["releases"]
+    assert stats.reused_tokens == metrics["reused_tokens"] + metrics["late_reused_tokens"]
+    assert stats.evictions == metrics["evictions"]
+
+
+def test_a_directorys_own_tokenizer_is_used(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"a": 0, "book": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_for(tmp_path, 512).encode("a new book") == [0, 2, 1]
+
+
+def test_a_directory_without_a_tokenizer_is_served_by_bytes(tmp_path: Path) -> None:
+    assert tokenizer_for(tmp_path, 300) == ByteTokenizer(300)
 
 
 def test_bytes_are_folded_into_a_small_vocabulary() -> None:
@@ -288,18 +329,17 @@ def test_no_tokens_at_all_are_not_called_equal() -> None:
 
 
 def test_the_program_prints_json_and_succeeds_when_tokens_are_equal() -> None:
-    arguments = ["--json", "--conversations", "2", "--turns", "2", "--max-new-tokens", "3", "--overlap"]
+    arguments = ["--json", "--conversations", "1", "--turns", "2", "--max-new-tokens", "3", "--overlap"]
     done = subprocess.run(
-        [sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, EXAMPLE, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = json.loads(done.stdout)
     assert found["equal"] is True
-    assert [(request["conversation"], request["turn"]) for request in found["requests"]] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    ]
+    assert [request["turn"] for request in found["requests"]] == [0, 1]
     assert {len(request["output"]) for request in found["requests"]} == {3}
     saved = found["without_reuse"]["prefilled_tokens"] - found["with_reuse"]["prefilled_tokens"]
     assert saved == found["with_reuse"]["reused_tokens"] > 0

@@ -1,8 +1,9 @@
-"""Steps that overlap: step S+1 is planned before the results of S are known."""
+"""Steps that overlap: step S+1 is planned before the results of S are known, and copies run beside both."""
 
 import numpy as np
 import pytest
 
+import pagekeeper as pk
 from model.engine import claimed, compute, free, hit, manager, prefilled, row, store
 
 PROMPT = list(range(10, 30))
@@ -264,3 +265,142 @@ def test_begin_step_and_poll_have_nothing_to_tell_when_nothing_is_in_flight() ->
     kv = manager()
     kv.begin_step(now=1.0)
     assert kv.poll_transfers() == []
+
+
+# Copies in flight (STEP-2, STEP-3, PAGE-10, PAGE-11): the ledger decides, and a mover, late on purpose, moves
+
+
+class LateMover:
+    """Starts copies of a request's blocks, and ends them when it is told to."""
+
+    def __init__(self, kv: pk.PagedKVCacheManager) -> None:
+        self.kv = kv
+
+    def start(self, ctx: pk.TextContext, first: int = 0, count: int = 1) -> tuple[int, list[int], int]:
+        """The copy, its pages, and the step whose fence it waits for."""
+        return self.kv._core.start_copy(ctx, first, count)
+
+    def end(self, *copies: int) -> None:
+        self.kv.poll_transfers(completions=copies)
+
+
+def test_a_copy_waits_for_the_step_that_used_its_pages_last() -> None:
+    kv = manager()
+    ctx = prefilled(kv, PROMPT[:8])
+    step = kv.begin_step()
+    ctx.update(7)
+    kv.alloc(ctx)
+    _, pages, fence = LateMover(kv).start(ctx, 0, 2)
+    assert (pages, fence) == ([1, 2], step)
+
+
+def test_pages_released_during_a_copy_are_free_when_it_ends() -> None:
+    kv = manager(pages=4)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:8])
+    copy, _, _ = mover.start(ctx, 0, 2)
+    kv.release(ctx)
+    assert free(kv) == 2
+    kv.verify()
+    mover.end(copy)
+    assert free(kv) == 4
+    kv.verify()
+
+
+def test_pages_preempted_during_a_copy_are_free_when_it_ends() -> None:
+    kv = manager(pages=4)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:8])
+    copy, _, _ = mover.start(ctx, 1)
+    kv.preempt(ctx)
+    assert free(kv) == 3
+    mover.end(copy)
+    assert free(kv) == 4
+
+
+def test_a_page_in_flight_is_given_to_nobody() -> None:
+    kv = manager(pages=2)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:8])
+    copy, _, _ = mover.start(ctx, 1)
+    kv.release(ctx)
+    other = claimed(kv, range(50, 58))
+    with pytest.raises(pk.InsufficientBlocksError) as refused:
+        kv.alloc(other)
+    assert (refused.value.needed, refused.value.free, refused.value.pinned) == (2, 1, 1)
+    mover.end(copy)
+    kv.alloc(other)
+    assert sorted(row(kv, other)) == [1, 2]
+
+
+def test_a_cached_block_is_a_hit_while_it_is_copied() -> None:
+    kv = manager(pages=4)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:8])
+    copy, _, _ = mover.start(ctx, 0, 2)
+    kv.release(ctx)
+    reader = claimed(kv, PROMPT[:9])
+    kv.alloc(reader)
+    assert row(kv, reader)[:2] == [1, 2]
+    mover.end(copy)
+    assert free(kv) == 1
+    kv.verify()
+
+
+def test_a_page_of_two_copies_is_held_until_both_end() -> None:
+    kv = manager(pages=4)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:4])
+    one, two = mover.start(ctx)[0], mover.start(ctx)[0]
+    kv.release(ctx)
+    mover.end(one)
+    assert free(kv) == 3
+    mover.end(two)
+    assert free(kv) == 4
+
+
+def test_copies_may_end_when_a_step_begins() -> None:
+    kv = manager(pages=4)
+    ctx = prefilled(kv, PROMPT[:4])
+    copy, _, _ = LateMover(kv).start(ctx)
+    kv.release(ctx)
+    kv.begin_step(completions=[copy])
+    assert free(kv) == 4
+
+
+def test_a_second_end_of_a_copy_is_an_error_that_changes_nothing() -> None:
+    kv = manager(pages=4)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:8])
+    one, two = mover.start(ctx, 0)[0], mover.start(ctx, 1)[0]
+    kv.release(ctx)
+    mover.end(one)
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match=f"transfer {one}"):
+        mover.end(two, one)
+    assert kv.fingerprint() == before
+    with pytest.raises(ValueError, match=f"transfer {two}"):
+        mover.end(two, two)
+    assert kv.fingerprint() == before
+
+
+def test_a_block_that_is_copied_during_a_reset_is_not_found_afterwards() -> None:
+    kv = manager(pages=4)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:4])
+    copy, _, _ = mover.start(ctx)
+    kv.release(ctx)
+    kv.reset_prefix_cache()
+    mover.end(copy)
+    assert hit(kv, PROMPT) == 0
+    assert free(kv) == 4
+    kv.verify()
+
+
+def test_time_does_not_go_back() -> None:
+    kv = manager()
+    kv.begin_step(now=2.0)
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match="now=1"):
+        kv.begin_step(now=1.0)
+    assert kv.fingerprint() == before

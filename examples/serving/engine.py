@@ -1,14 +1,15 @@
 """A continuous-batching engine: what a serving stack does around PageKeeper's five calls.
 
 Every step takes all running requests that can decode and, with what is left of the token budget, pieces of
-prompts. ``claim`` and ``alloc`` find the pages, ``runtime_inputs`` gives the tables that attention reads,
-``step`` delivers what was sampled, ``release`` gives the pages back.
+prompts. `claim` and `alloc` find the pages, `runtime_inputs` gives the tables that attention reads,
+`step` delivers what was sampled, `release` gives the pages back.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -52,7 +53,7 @@ class Request:
     pending: int = 0
     """Sampled tokens that the host has not seen yet."""
     last_token: torch.Tensor = field(init=False)
-    """int64 ``[1]`` on the device: the newest sampled token, which the next forward reads from there."""
+    """int64 `[1]` on the device: the newest sampled token, which the next forward reads from there."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -84,13 +85,14 @@ class Stats:
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
-    preemptions: int = 0
     peak_pages: int = 0
+    evictions: int = 0
+    preemptions: int = 0
     seconds: float = 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Share of the tokens to prefill that came from the cache, 0 to 1."""
+        """Share of the tokens to prefill, again after a preemption too, that the cache had; 0 to 1."""
         return self.reused_tokens / max(self.reused_tokens + self.prefilled_tokens, 1)
 
 
@@ -106,7 +108,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """A forward that was launched: ``sampled`` is int64 ``[rows that sample]`` on the device."""
+    """A forward that was launched: `sampled` is int64 `[rows that sample]` on the device."""
 
     rows: list[Row]
     sampled: torch.Tensor
@@ -130,15 +132,10 @@ class Engine:
             model: computes and samples.
             kv: keeps the KV; its pools must have the model's shape.
             max_batch_size: requests in one forward.
-            max_num_input_tokens: tokens in one forward, at least ``max_batch_size``.
+            max_num_input_tokens: tokens in one forward; decodes come first, the oldest before the others.
             overlap: plan each step before the tokens of the one before it are known, as engines do that never
                 let the device wait for the scheduler.
         """
-        if max_num_input_tokens < max_batch_size:
-            raise ValueError(
-                f"max_num_input_tokens={max_num_input_tokens}: must be at least "
-                f"max_batch_size={max_batch_size}, or decodes could not all take part in a step"
-            )
         self.stats = Stats()
         self._model = model
         self._kv = kv
@@ -154,8 +151,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits, runs, or has not been handed back yet."""
-        return bool(self._waiting or self._running or self._rejected)
+        """Whether a request waits or runs, or a result has not been delivered yet."""
+        return bool(self._waiting or self._running or self._rejected or self._in_flight)
 
     def submit(self, request: Request) -> None:
         """Puts a request at the end of the queue."""
@@ -184,19 +181,21 @@ class Engine:
     # Planning: which requests take part, and pages for them.
 
     def _plan(self) -> list[Request]:
-        """The requests of the next forward, in batch order, with pages for it."""
+        """The requests of the next forward, in batch order, with pages for it.
+
+        Prompts are served in the order of arrival, so only the newest running one can be computed in part.
+        """
         batch = self._plan_decodes()
         budget = self._max_num_input_tokens - len(batch)
-        for request in [request for request in self._running if not request.decoding]:
-            budget = self._plan_prompt(request, batch, budget)
+        if self._running and not self._running[-1].decoding:
+            budget = self._plan_prompt(self._running[-1], batch, budget)
         while self._waiting and not self._crowded and budget and len(self._running) < self._max_batch_size:
             request = self._waiting.popleft()
             if not self._kv.contains(request.context):
                 request.slot = self._kv.claim(request.context)
             self._running.append(request)
             budget = self._plan_prompt(request, batch, budget)
-        used = self._kv.block_count().used
-        self.stats.peak_pages = max(self.stats.peak_pages, used)
+        self.stats.peak_pages = max(self.stats.peak_pages, self._kv.block_count().used)
         return batch
 
     def _plan_decodes(self) -> list[Request]:
@@ -207,6 +206,7 @@ class Engine:
                 for request in self._running
                 if request.decoding and len(request.output) + request.pending < request.max_new_tokens
             ]
+            decodes = decodes[: self._max_num_input_tokens]
             if not decodes:
                 return []
             try:
@@ -264,21 +264,22 @@ class Engine:
     def _launch(self, batch: list[Request]) -> Step:
         """Queues the forward of a planned batch; nothing here waits for a sampled token."""
         tables = self._kv.runtime_inputs([_slots(batch)], form="vllm")[0]
-        query_starts, lengths = tables.query_start_loc.tolist(), tables.seq_lens.tolist()
+        query_starts, ends = tables.query_start_loc.tolist(), tables.seq_lens.tolist()
         rows, tokens, positions = [], [], []
-        for request, count, last in zip(batch, np.diff(query_starts).tolist(), lengths, strict=True):
-            first = last - count
-            known = None if request.decoding else torch.tensor(request.tokens[first:last])
-            tokens.append(request.last_token if known is None else known)
-            positions.append(torch.arange(first, last))
-            rows.append(Row(request, request.admission, samples=last >= request.prefill_end))
-            request.planned = last
+        for request, (first_row, last_row), end in zip(batch, pairwise(query_starts), ends, strict=True):
+            start = end - (last_row - first_row)
+            if request.decoding:
+                tokens.append(request.last_token)
+            else:
+                tokens.append(torch.tensor(request.tokens[start:end]))
+            positions.append(torch.arange(start, end))
+            rows.append(Row(request, request.admission, samples=end >= request.prefill_end))
+            request.planned = end
 
         hidden = self._model.forward(torch.cat(tokens), torch.cat(positions), tables, self._layers_kv)
-        sampling = [row for row in rows if row.samples]
-        ends = [end - 1 for end, row in zip(query_starts[1:], rows, strict=True) if row.samples]
-        sampled = self._model.logits(hidden[ends]).argmax(-1)
-        for index, row in enumerate(sampling):
+        newest = [last - 1 for last, row in zip(query_starts[1:], rows, strict=True) if row.samples]
+        sampled = self._model.logits(hidden[newest]).argmax(-1)
+        for index, row in enumerate(row for row in rows if row.samples):
             row.request.last_token = sampled[index : index + 1]
             row.request.pending += 1
         self.stats.steps += 1

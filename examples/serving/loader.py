@@ -1,4 +1,4 @@
-"""Loads a Hugging Face Llama or Qwen2 directory: ``config.json`` and safetensors, sharded or not."""
+"""Loads a Hugging Face Llama or Qwen2 directory: `config.json` and safetensors, sharded or not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UnsupportedModelError(ValueError):
 
 
 def load_model(directory: Path) -> Model:
-    """The model in ``directory``, computed in :data:`~.model.DTYPE` (8 bytes a parameter).
+    """The model in `directory`, computed in `DTYPE` (8 bytes a parameter).
 
     Raises:
         UnsupportedModelError: a file is missing or damaged, or a field or a tensor is not what this decoder
@@ -28,10 +28,10 @@ def load_model(directory: Path) -> Model:
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Reads ``config.json``, and the end-of-text tokens from ``generation_config.json`` where there is one.
+    """Reads `config.json`, and the end-of-text tokens from `generation_config.json` where there is one.
 
     Raises:
-        UnsupportedModelError: see :func:`load_model`.
+        UnsupportedModelError: see `load_model`.
     """
     path = directory / "config.json"
     fields = _read_json(path)
@@ -88,7 +88,7 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _rope(path: Path, fields: Mapping[str, Any]) -> Rope:
-    """``rope_theta`` and ``rope_scaling``, or the ``rope_parameters`` that newer checkpoints have instead."""
+    """`rope_theta` and `rope_scaling`, or the `rope_parameters` that newer checkpoints have instead."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     scaling = fields.get(name) or {}
     theta = float(scaling.get("rope_theta", fields.get("rope_theta", 10_000.0)))

@@ -29,14 +29,14 @@ class Rope:
 
     theta: float = 10_000.0
     kind: str = "default"
-    """``"default"``, ``"linear"`` or ``"llama3"``."""
+    """`"default"`, `"linear"` or `"llama3"`."""
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
 
     def inverse_frequencies(self, head_dim: int) -> torch.Tensor:
-        """float32 ``[head_dim / 2]``, radians per token."""
+        """float32 `[head_dim / 2]`, radians per token."""
         inverse = 1.0 / self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
         if self.kind == "linear":
             return inverse / self.factor
@@ -101,7 +101,7 @@ class Model:
     """A decoder over pages: one call serves any mix of prefill chunks and decodes."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
-        """Takes one tensor for each of ``config.parameter_shapes()``, all of :data:`DTYPE`."""
+        """Takes one tensor for each of `config.parameter_shapes()`, all of `DTYPE`."""
         self.config = config
         self._weights = weights
         self._inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
@@ -132,13 +132,13 @@ class Model:
         """Compute new tokens and leave their KV in the pages.
 
         Args:
-            tokens: int64 ``[total]``, the new tokens of all requests in batch order.
-            positions: int64 ``[total]``, the place of each token in its request.
+            tokens: int64 `[total]`, the new tokens of all requests in batch order.
+            positions: int64 `[total]`, the place of each token in its request.
             tables: where the pages of these requests are.
-            layers_kv: a layer's pages each, ``[pages, 2, page_size, num_kv_heads, head_dim]``; written.
+            layers_kv: a layer's pages each, `[pages, 2, page_size, num_kv_heads, head_dim]`; written.
 
         Returns:
-            Hidden states ``[total, hidden_size]``, for :meth:`logits`.
+            Hidden states `[total, hidden_size]`, for `logits`.
         """
         hidden = self._weights["model.embed_tokens.weight"][tokens]
         rotation = self._rotation(positions)
@@ -152,7 +152,7 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[rows, hidden_size]`` to ``[rows, vocab_size]``."""
+        """`[rows, hidden_size]` to `[rows, vocab_size]`."""
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         return self._project(self._norm(hidden, "model.norm"), head)
 
@@ -184,13 +184,13 @@ class Model:
         return self._weights[f"{name}.weight"] * (hidden * size.rsqrt())
 
     def _rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines ``[total, 1, head_dim / 2]``; in float32, as checkpoints were trained."""
+        """Cosines and sines `[total, 1, head_dim / 2]`; in float32, as checkpoints were trained."""
         angles = positions.float().unsqueeze(-1) * self._inverse_frequencies
         return angles.cos().to(DTYPE).unsqueeze(1), angles.sin().to(DTYPE).unsqueeze(1)
 
 
 def _rotate(heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotates ``[total, heads, head_dim]``; an element of the first half pairs with one of the second."""
+    """Rotates `[total, heads, head_dim]`; an element of the first half pairs with one of the second."""
     cosine, sine = rotation
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

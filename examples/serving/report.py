@@ -60,6 +60,7 @@ class Comparison:
                 f"{old.seconds - new.seconds:.2f} s ({old.seconds / max(new.seconds, 1e-9):.1f} x as fast)",
             ),
             (f"peak pages of {self.pages:,}", f"{old.peak_pages:,}", f"{new.peak_pages:,}", ""),
+            ("evicted blocks", f"{old.evictions:,}", f"{new.evictions:,}", ""),
             ("preemptions", f"{old.preemptions:,}", f"{new.preemptions:,}", ""),
         ]
 

@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
     """What the chat needs of a tokenizer."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, without any added at its ends."""
+        """Token ids of `text`, without any added at its ends."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ByteTokenizer:
 
 
 class DirectoryTokenizer:
-    """The ``tokenizer.json`` of a model directory."""
+    """The `tokenizer.json` of a model directory."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as Tokenizers
@@ -66,13 +66,13 @@ class DirectoryTokenizer:
         self._tokenizer = Tokenizers.from_file(str(path))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` without special tokens."""
+        """Ids of `text` without special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
 
 def tokenizer_for(directory: Path | None, vocab_size: int) -> Tokenizer:
-    """The directory's own tokenizer if it has one and the ``tokenizers`` package is there, else bytes."""
+    """The directory's own tokenizer if it has one and the `tokenizers` package is there, else bytes."""
     path = directory / "tokenizer.json" if directory else None
     if path and path.exists():
         try:

@@ -357,10 +357,10 @@ class PagedKVCacheManager:
         self._check_group(group)
         return [self._core.pages(ctx)[0].tolist()]
 
-    def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[int]]:
-        """The page of each block, as [request][block]."""
+    def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[list[int]]]:
+        """The page of each block, as [request][beam][block]."""
         self._check_group(group)
-        return [pages.tolist() for pages in self._core.pages(batch)]
+        return [[pages.tolist()] for pages in self._core.pages(batch)]
 
     def slot_mapping(self, ctx: TextContext, positions: ArrayLike) -> NDArray[np.int64]:
         """Where the KV of tokens goes: page * page_size + offset of each position; int64 [positions].
@@ -440,7 +440,7 @@ class PagedKVCacheManager:
 
     def _require_pool(self) -> Any:
         if self._pool is None:
-            raise RuntimeError("there is no pool: the manager was made with allocate_pools=False, or is shut down")
+            raise ValueError("there is no pool: the manager was made with allocate_pools=False, or is shut down")
         return self._pool
 
     def _check_replica(self, replica_idx: int) -> None:

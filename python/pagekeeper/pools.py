@@ -65,12 +65,11 @@ class DevicePool:
             layout: "NHD" gives [pages + 1, 2, page_size, heads, head_dim], "HND" swaps tokens and heads.
 
         Raises:
-            IndexError: no such layer.
-            ValueError: an unknown layout.
+            ValueError: no such layer, or an unknown layout.
         """
         layers = self._tensor.shape[1]
         if not 0 <= layer < layers:
-            raise IndexError(f"layer={layer}: must be 0 to {layers - 1}")
+            raise ValueError(f"layer={layer}: must be 0 to {layers - 1}")
         view = self._tensor[:, layer]
         if layout == "NHD":
             return view

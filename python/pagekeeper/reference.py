@@ -18,8 +18,10 @@ from pagekeeper.tables import FlashInferTables, MaxTables, Tables, VllmTables
 
 try:
     import torch
-except ImportError as error:  # pragma: no cover - the message is the behaviour
-    raise ImportError("pagekeeper.reference needs torch: pip install 'pagekeeper[torch]'") from error
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pagekeeper.reference needs torch: pip install 'pagekeeper[torch]'", name="torch"
+    ) from error
 
 __all__ = ["paged_attention", "write_kv"]
 
@@ -36,22 +38,22 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of every request's new tokens over all of its tokens, read from pages.
 
-    The KV of the new tokens must be in the pages already (see :func:`write_kv`). Requests may have any number
+    The KV of the new tokens must be in the pages already (see `write_kv`). Requests may have any number
     of new tokens each: one call serves prefill chunks and decodes together. Each request is computed alone.
 
     Args:
-        query: ``[total_q, n_heads, head_dim]``, floating; the new tokens of all requests in batch order.
-        layer_kv: ``[pages, 2, page_size, n_kv_heads, head_dim]``, a layer's ``get_buffers(layer)`` view.
-        inputs: one replica's tables, such as ``kv.runtime_inputs([batch], form="vllm")[0]``.
-        scale: factor of the scores; ``1 / sqrt(head_dim)`` by default.
-        query_start_loc: int ``[batch + 1]``, where each request starts in ``query``. Only the ``"max"`` form
+        query: `[total_q, n_heads, head_dim]`, floating; the new tokens of all requests in batch order.
+        layer_kv: `[pages, 2, page_size, n_kv_heads, head_dim]`, a layer's `get_buffers(layer)` view.
+        inputs: one replica's tables, such as `kv.runtime_inputs([batch], form="vllm")[0]`.
+        scale: factor of the scores; `1 / sqrt(head_dim)` by default.
+        query_start_loc: int `[batch + 1]`, where each request starts in `query`. Only the `"max"` form
             needs it, because that table does not say it, and only when a request has more than one new token.
 
     Returns:
-        ``[total_q, n_heads, head_dim]`` in the dtype of ``query``. Half precision is computed in float32.
+        `[total_q, n_heads, head_dim]` in the dtype of `query`. Half precision is computed in float32.
 
     Raises:
-        ValueError: shapes disagree, ``n_heads`` is no multiple of ``n_kv_heads``, a page id is outside the
+        ValueError: shapes disagree, `n_heads` is no multiple of `n_kv_heads`, a page id is outside the
             pool, or a request has more new tokens than the table covers.
     """
     _check_pages(layer_kv, query, "query")
@@ -95,12 +97,12 @@ def write_kv(
     """Write the keys and values of this forward's tokens to their cells in the pages.
 
     Args:
-        layer_kv: ``[pages, 2, page_size, n_kv_heads, head_dim]``, a layer's ``get_buffers(layer)``; written.
-        key: ``[total_q, n_kv_heads, head_dim]``, the new tokens of all requests in batch order.
-        value: like ``key``.
-        inputs: one replica's tables. The ``"vllm"`` form names the cells itself (``slot_mapping``); with the
+        layer_kv: `[pages, 2, page_size, n_kv_heads, head_dim]`, a layer's `get_buffers(layer)`; written.
+        key: `[total_q, n_kv_heads, head_dim]`, the new tokens of all requests in batch order.
+        value: like `key`.
+        inputs: one replica's tables. The `"vllm"` form names the cells itself (`slot_mapping`); with the
             others they are the last ones of each request.
-        query_start_loc: as for :func:`paged_attention`.
+        query_start_loc: as for `paged_attention`.
 
     Raises:
         ValueError: shapes disagree, or a cell is outside the pool; nothing is written.
@@ -135,7 +137,7 @@ class _Sequence:
     """One request of a batch, whatever form its table had."""
 
     pages: torch.Tensor
-    """int64 ``[ceil(kv_len / page_size)]``."""
+    """int64 `[ceil(kv_len / page_size)]`."""
     first_query: int
     query_len: int
     kv_len: int
@@ -175,7 +177,7 @@ def _sequences(
 def _read(
     inputs: Tables, page_size: int, device: torch.device, total_q: int, query_start_loc: Indices | None
 ) -> tuple[list[int], list[int], list[torch.Tensor]]:
-    """Any table form as query starts ``[batch + 1]``, tokens with KV ``[batch]`` and page ids of each row."""
+    """Any table form as query starts `[batch + 1]`, tokens with KV `[batch]` and page ids of each row."""
     if isinstance(inputs, VllmTables):
         rows = list(_int64(inputs.block_table, device))
         return _ints(inputs.query_start_loc), _ints(inputs.seq_lens), rows
@@ -206,7 +208,7 @@ def _read(
 
 
 def _future(sequence: _Sequence, device: torch.device) -> torch.Tensor:
-    """Bool ``[query_len, kv_len]``: the tokens that come after each query token."""
+    """Bool `[query_len, kv_len]`: the tokens that come after each query token."""
     query_at = torch.arange(sequence.past, sequence.kv_len, device=device).unsqueeze(1)
     return torch.arange(sequence.kv_len, device=device) > query_at
 

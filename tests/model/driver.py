@@ -5,16 +5,17 @@ A session is one seed: the pool's size, the requests and every call follow from 
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.ledger import Ledger, NeverRoom, NoRoom, Request, Token
+from model.ledger import Ledger, NeverRoom, NoRoom, Request
+from model.live import Live
 from model.memory import PageMemory, prefix_values
 from model.misuse import wrong_calls
+from model.tables import expected_tables
 
 NAMESPACES: tuple[dict[str, Any], ...] = (
     {},
@@ -24,30 +25,6 @@ NAMESPACES: tuple[dict[str, Any], ...] = (
     {"lora_id": 1},
 )
 MAX_BATCH = 5
-
-
-@dataclass
-class Live:
-    """A claimed request as the engine sees it."""
-
-    ctx: Any
-    namespace: int
-    image: tuple[int, int, int] | None
-    """A multimodal item (kind, start, length), or none."""
-    truth: list[int]
-    """Known tokens, and after them those sampled by steps whose results are not delivered."""
-    sampled: list[int | None] = field(default_factory=list)
-    """For each step out, oldest first: the token it sampled, or None for an unfinished prompt."""
-
-    def atom(self, index: int, token: Token) -> Any:
-        """What makes the token's KV: the token, and the part of an image that lies on it."""
-        if token is None or self.image is None:
-            return token
-        kind, start, length = self.image
-        return (token, kind, index - start, length) if start <= index < start + length else token
-
-    def atoms(self, tokens: Sequence[int]) -> list[Any]:
-        return [self.atom(index, token) for index, token in enumerate(tokens)]
 
 
 class Session:
@@ -94,6 +71,8 @@ class Session:
         self.gone: list[tuple[Any, int]] = []
         """Released contexts with the slots they had."""
         longest = min(pages * self.page_size, 70) * 3 // 4
+        self.copied: dict[int, np.ndarray[Any, Any]] = {}
+        """What the pages of each copy in flight held when it began."""
         self.stems = [[choose([1, 2]) for _ in range(longest)] for _ in range(2)]
 
     def run(self, calls: int) -> None:
@@ -107,6 +86,8 @@ class Session:
             (1, self.look),
             (1, self.commit),
             (1, self.open_step),
+            (1, self.start_copy),
+            (1, self.end_copy),
             (4, self.misuse),
         ]
         if self.random.random() < 0.3:
@@ -258,10 +239,35 @@ class Session:
             assert len(set(hashes)) == len(hashes)
 
     def open_step(self) -> None:
-        self.note("begin_step, poll_transfers")
+        self.note("begin_step")
         self.model.open_step()
         self.kv.begin_step()
-        assert self.kv.poll_transfers() == []
+
+    def start_copy(self) -> None:
+        """A mover, late on purpose, begins to read stored blocks."""
+        for one in self.pick(lambda one: self.stored_blocks(one) > 0, most=1):
+            first = self.random.randrange(self.stored_blocks(one))
+            count = self.random.randint(1, self.stored_blocks(one) - first)
+            copy, pages, _ = self.kv._core.start_copy(one.ctx, first, count)
+            self.note(f"copy {copy} of {self.places([one])}, blocks {first} to {first + count}")
+            assert pages == self.request(one).row[first : first + count]
+            self.model.start_copy(copy, pages)
+            self.copied[copy] = self.memory.cells[pages]
+
+    def end_copy(self) -> None:
+        """What the mover read last is what was there when it began: nobody wrote there meanwhile."""
+        if not self.copied:
+            return
+        copy = self.random.choice(list(self.copied))
+        self.note(f"end of copy {copy}")
+        assert (self.memory.cells[self.model.copies[copy]] == self.copied.pop(copy)).all()
+        self.model.finish_copy(copy)
+        assert self.kv.poll_transfers(completions=[copy]) == []
+
+    def stored_blocks(self, one: Live) -> int:
+        """Leading blocks of the request that are in the tree."""
+        row = self.request(one).row
+        return next((block for block, page in enumerate(row) if page not in self.model.stored), len(row))
 
     # Calls that only look
 
@@ -327,37 +333,21 @@ class Session:
 
     def check_tables(self, batch: Sequence[Live]) -> None:
         form = self.random.choice(["max", "vllm", "flashinfer", None])
-        if form is None or len(batch) > MAX_BATCH:
+        if form is None:
             return
         tables: Any = self.kv.runtime_inputs([self.form(batch, single=False)], form=form)[0]
         self.model.close_step()
         requests = [self.request(one) for one in batch]
-        rows = [request.row for request in requests]
-        starts = [request.out[-1].start for request in requests]
-        active = [request.out[-1].active for request in requests]
-        ends = [request.out[-1].end for request in requests]
-        if form == "flashinfer":
-            rows = [row[: -(-end // self.page_size)] for row, end in zip(rows, ends, strict=True)]
-            assert tables.kv_indptr.tolist() == running_sum(len(row) for row in rows)
-            assert tables.kv_indices.tolist() == [page for row in rows for page in row]
-            assert tables.qo_indptr.tolist() == running_sum(active)
-            return
-        table = tables.lookup_table if form == "max" else tables.block_table
-        for cells, row in zip(table.tolist(), rows, strict=True):
-            assert cells[: len(row)] == row
-            assert not any(cells[len(row) :])
-        if form == "max":
-            assert tables.cache_lengths.tolist() == starts
-            assert (tables.max_prompt_length, tables.max_cache_length) == (max(active), max(ends))
-        else:
-            assert tables.seq_lens.tolist() == ends
-            assert tables.query_start_loc.tolist() == running_sum(active)
-            slots = [
-                row[position // self.page_size] * self.page_size + position % self.page_size
-                for row, start, end in zip(rows, starts, ends, strict=True)
-                for position in range(start, end)
-            ]
-            assert tables.slot_mapping.tolist() == slots
+        expected = expected_tables(
+            form,
+            [request.row for request in requests],
+            [(request.out[-1].start, request.out[-1].end) for request in requests],
+            self.page_size,
+            self.model.pages,
+        )
+        for name, value in expected.items():
+            found = getattr(tables, name)
+            assert (found if isinstance(found, int) else found.tolist()) == value, name
 
     def results(self, one: Live) -> list[int]:
         """What the engine reports for the oldest step: the sampled token, at times none or several."""
@@ -419,6 +409,8 @@ class Session:
         self.kv.release([one.ctx for one in self.live])
         self.model.release([one.ctx.request_id for one in self.live])
         self.live = []
+        while self.copied:
+            self.end_copy()
         self.compare()
         assert self.kv.block_count().free == self.model.pages
 
@@ -453,8 +445,3 @@ class Session:
 
     def note(self, line: str) -> None:
         self.trace.append(line)
-
-
-def running_sum(counts: Any) -> list[int]:
-    """0, then the sums of the first one, two, … counts."""
-    return np.cumsum([0, *counts]).tolist()

@@ -287,10 +287,16 @@ class Ledger:
         self.copies[copy] = list(pages)
 
     def finish_copy(self, copy: int) -> None:
-        """Pages that only this copy held become free now, in the copy's order."""
-        for page in self.copies.pop(copy):
+        """Pages that only this copy held become free now, the tail of the sequence first.
+
+        Idle blocks above such a page count as used until now.
+        """
+        for page in reversed(self.copies.pop(copy)):
             if page not in self.references and not self._copied(page):
                 self._enqueue(page)
+                if page in self.stored:
+                    namespace, tokens = self.stored[page]
+                    self._refresh_prefix(namespace, tokens[: -self.page_size])
 
     # Pages
 
@@ -367,20 +373,35 @@ class Ledger:
     def _enqueue(self, page: int) -> None:
         (self.cached if page in self.stored else self.loose).append(page)
 
+    def _refresh_prefix(self, namespace: object, tokens: Sequence[Token]) -> None:
+        """Refreshes the block that ends these tokens and those above it, up to the first that is not idle."""
+        for end in range(len(tokens), 0, -self.page_size):
+            if not self._refresh(self.tree.get((namespace, tuple(tokens[:end])))):
+                return
+
+    def _refresh(self, page: int | None) -> bool:
+        """Counts an idle stored page as used until now; whether it was one."""
+        if page is None or page not in self.cached:
+            return False
+        self.cached.remove(page)
+        self.cached.append(page)
+        return True
+
     def _give_back(self, request: Request, keep: int = 0, whole: int = 0) -> None:
         """Drops the pages behind the first `keep`, the tail of the sequence first.
 
-        The stored twin of a private block behind the first `whole` counts as used until now.
+        The stored twins of its private blocks behind the first `whole` count as used until now, and so do idle
+        stored blocks above: no block is ever evicted before one below it.
         """
         for block in reversed(range(len(request.row))):
             if block >= keep:
                 self._drop_reference(request.row.pop())
             if block >= whole and block in request.private:
                 request.private.remove(block)
-                twin = self.tree.get(request.content(block, self.page_size))
-                if twin in self.cached and not request.outdated:
-                    self.cached.remove(twin)
-                    self.cached.append(twin)
+                if not request.outdated:
+                    self._refresh(self.tree.get(request.content(block, self.page_size)))
+        if request.offered > whole and not request.outdated:
+            self._refresh_prefix(request.namespace, request.tokens[: whole * self.page_size])
 
     def _drop_steps(self, request: Request) -> None:
         """Results of steps that are out will not count; tokens that only they could tell are gone.

@@ -3,7 +3,7 @@
 use crate::errors;
 use crate::hashing::BlockInputs;
 use crate::shared::Shared;
-use crate::tokens::{token_from, tokens_from};
+use crate::tokens::{token_from, tokens_with_room};
 use block_hash::Token;
 use cache_manager::{LedgerError, Position, SlotId};
 use numpy::PyArray1;
@@ -11,6 +11,9 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::sync::{Arc, Weak};
+
+/// Tokens of output that a new request has memory for: the log grows without moving the prompt at once.
+const OUTPUT_ROOM: usize = 256;
 
 /// One request: a handle on its token log; see `_native.pyi`.
 #[pyclass(module = "pagekeeper", frozen, weakref)]
@@ -98,7 +101,11 @@ impl TextContext {
         no_store: bool,
         max_new_tokens: Option<u32>,
     ) -> PyResult<TextContext> {
-        let tokens = tokens_from(tokens, "tokens")?;
+        let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
+        // Touch the room now, so that the first output tokens do not wait for the memory.
+        let given = tokens.len();
+        tokens.resize(given + OUTPUT_ROOM, 0);
+        tokens.truncate(given);
         if tokens.is_empty() {
             return Err(PyValueError::new_err("tokens: empty; a request has at least one token"));
         }

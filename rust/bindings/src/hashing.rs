@@ -1,7 +1,7 @@
 //! Block hashing, and the keyword arguments that say what a prompt's blocks are made of.
 
 use crate::errors;
-use crate::tokens::{ids_from, tokens_from};
+use crate::tokens::{TokenInput, ids_from, tokens_from};
 use block_hash::{Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Root, Token};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -108,9 +108,14 @@ pub(crate) fn hash_blocks<'py>(
         BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
     let page_size = page_size_from(page_size)?;
     let mut chain = start_chain(&inputs, algo, parent, seed)?;
-    let tokens = tokens_from(tokens, "tokens")?;
-    let time = hashing_time(chain.algo(), tokens.len());
-    without_gil(py, time, || chain.extend(&tokens, page_size, &inputs.extras));
+    let time = hashing_time(chain.algo(), tokens.len().unwrap_or(0));
+    if time > GIL_BUDGET {
+        let tokens = tokens_from(tokens, "tokens")?;
+        py.detach(|| chain.extend(&tokens, page_size, &inputs.extras));
+    } else {
+        let tokens = TokenInput::read(tokens, "tokens")?;
+        chain.extend(tokens.tokens(), page_size, &inputs.extras);
+    }
     PyList::new(py, (0..chain.len()).map(|block| PyBytes::new(py, &chain.identity(block))))
 }
 
@@ -141,23 +146,29 @@ pub(crate) fn hash_blocks_batch<'py>(
         BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
     let page_size = page_size_from(page_size)?;
     let start = start_chain(&inputs, algo, parent, seed)?;
-    let mut logs: Vec<Vec<Token>> = Vec::new();
-    for (index, tokens) in sequences.try_iter()?.enumerate() {
-        logs.push(tokens_from(&tokens?, &format!("sequences[{index}]"))?);
-    }
     let width = start.algo().identity_len();
-    let time = hashing_time(start.algo(), logs.iter().map(Vec::len).sum());
-    let (bytes, offsets) = without_gil(py, time, || {
+    let mut logs = Vec::new();
+    for (index, tokens) in sequences.try_iter()?.enumerate() {
+        logs.push(TokenInput::read(&tokens?, &format!("sequences[{index}]"))?);
+    }
+    let hash_all = |logs: &[&[Token]]| {
         let mut bytes = Vec::new();
         let mut offsets = vec![0];
-        for log in &logs {
+        for log in logs {
             let mut chain = start.clone();
             chain.extend(log, page_size, &inputs.extras);
             chain.write_identities(0..chain.len(), &mut bytes);
             offsets.push((bytes.len() / width) as i64);
         }
         (bytes, offsets)
-    });
+    };
+    let time = hashing_time(start.algo(), logs.iter().map(|log| log.tokens().len()).sum());
+    let (bytes, offsets) = if time > GIL_BUDGET {
+        let logs: Vec<Vec<Token>> = logs.into_iter().map(TokenInput::into_owned).collect();
+        py.detach(|| hash_all(&logs.iter().map(Vec::as_slice).collect::<Vec<_>>()))
+    } else {
+        hash_all(&logs.iter().map(TokenInput::tokens).collect::<Vec<_>>())
+    };
     let rows = bytes.len() / width;
     Ok((PyArray1::from_vec(py, bytes).reshape([rows, width])?, PyArray1::from_vec(py, offsets)))
 }

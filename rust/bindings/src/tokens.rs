@@ -22,7 +22,76 @@ pub(crate) fn normalize_tokens<'py>(
 /// Token ids from a 1-D integer array (strided and byte-swapped ones too), or from a list or tuple of
 /// ints. A value outside −2³¹ … 2³¹−1, a float or a bool is a `ValueError` that names the index.
 pub(crate) fn tokens_from(tokens: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<Token>> {
+    tokens_with_room(tokens, name, 0)
+}
+
+/// [`tokens_from`], with memory for `room` more tokens where that costs no copy.
+pub(crate) fn tokens_with_room(tokens: &Bound<'_, PyAny>, name: &str, room: usize) -> PyResult<Vec<Token>> {
+    if let Ok(array) = tokens.cast::<PyArray1<i32>>()
+        && let Ok(values) = array.readonly().as_slice()
+    {
+        let mut out = Vec::with_capacity(values.len() + room);
+        out.extend_from_slice(values);
+        return Ok(out);
+    }
+    if let Ok(array) = tokens.cast::<PyArray1<i64>>()
+        && let Ok(values) = array.readonly().as_slice()
+        && let Some(out) = narrowed(values, room)
+    {
+        return Ok(out);
+    }
+    if !tokens.is_instance_of::<PyUntypedArray>() && tokens.hasattr("__array__")? {
+        return tokens_with_room(&as_array(tokens)?, name, room);
+    }
     integers(tokens, name, "-2**31 to 2**31 - 1", |value| Token::try_from(value).ok())
+}
+
+/// `values` as tokens, if all of them are.
+fn narrowed(values: &[i64], room: usize) -> Option<Vec<Token>> {
+    let mut out = Vec::with_capacity(values.len() + room);
+    // Two simple loops over what fits the first-level cache: both become vector code.
+    for chunk in values.chunks(1024) {
+        let lost = chunk.iter().fold(0, |lost, &value| lost | (value ^ i64::from(value as Token)));
+        if lost != 0 {
+            return None;
+        }
+        out.extend(chunk.iter().map(|&value| value as Token));
+    }
+    Some(out)
+}
+
+/// Token ids, where they lie if they are int32 already.
+pub(crate) enum TokenInput<'py> {
+    Borrowed(PyReadonlyArray1<'py, i32>),
+    Owned(Vec<Token>),
+}
+
+impl<'py> TokenInput<'py> {
+    /// Reads `tokens`. What is borrowed is Python's: it must not be read without the GIL.
+    pub(crate) fn read(tokens: &Bound<'py, PyAny>, name: &str) -> PyResult<TokenInput<'py>> {
+        if let Ok(array) = tokens.cast::<PyArray1<i32>>() {
+            let array = array.readonly();
+            if array.as_slice().is_ok() {
+                return Ok(TokenInput::Borrowed(array));
+            }
+        }
+        tokens_from(tokens, name).map(TokenInput::Owned)
+    }
+
+    pub(crate) fn tokens(&self) -> &[Token] {
+        match self {
+            TokenInput::Borrowed(array) => array.as_slice().unwrap_or_default(),
+            TokenInput::Owned(tokens) => tokens,
+        }
+    }
+
+    /// A copy of what is borrowed.
+    pub(crate) fn into_owned(self) -> Vec<Token> {
+        match self {
+            TokenInput::Borrowed(array) => array.as_slice().unwrap_or_default().to_vec(),
+            TokenInput::Owned(tokens) => tokens,
+        }
+    }
 }
 
 /// Unsigned 64-bit ids, in the same forms.
@@ -60,11 +129,15 @@ fn integers<T>(
         return from_array(array, name, allowed, convert);
     }
     if values.hasattr("__array__")? {
-        let array = values.py().import("numpy")?.call_method1("asarray", (values,))?;
-        return from_array(array.cast::<PyUntypedArray>()?, name, allowed, convert);
+        return from_array(as_array(values)?.cast::<PyUntypedArray>()?, name, allowed, convert);
     }
     let given = values.get_type().name()?;
     Err(PyTypeError::new_err(format!("{name}: got {given}; give a 1-D integer array, or a list of ints")))
+}
+
+/// What `values` gives as a numpy array.
+fn as_array<'py>(values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    values.py().import("numpy")?.call_method1("asarray", (values,))
 }
 
 fn from_array<T>(

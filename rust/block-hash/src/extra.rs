@@ -103,6 +103,22 @@ impl ExtraKeys {
         *self == Self::default()
     }
 
+    /// One past the last token that a multimodal item or prompt embedding covers; 0 without any.
+    pub fn reach(&self) -> u64 {
+        self.mm_items.reach().max(self.prompt_embeds.reach())
+    }
+
+    /// Forgets what belongs to tokens from `len` on, as when the sequence is cut there. A span across
+    /// the cut becomes shorter: then the first token of the earliest such span is given, since blocks
+    /// from that token on are no longer what they were.
+    pub fn truncate(&mut self, len: usize) -> Option<usize> {
+        self.extra_ids.retain(|&(token, _)| token < len);
+        self.replacements.retain(|&(token, _)| token < len);
+        self.wide_overrides.retain(|&(token, _)| token < len);
+        let cut = [self.mm_items.truncate(len as u64), self.prompt_embeds.truncate(len as u64)];
+        cut.into_iter().flatten().min().map(|token| token as usize)
+    }
+
     /// Whether tokens `start..end` are changed by a key: a token replaced, or bytes encoded.
     /// Costs five binary searches.
     pub fn touches(&self, start: usize, end: usize) -> bool {
@@ -161,7 +177,10 @@ impl Spans {
                 return Err(HashError::SpanTooFar { field, index, start, length });
             }
         }
-        let mut sorted = spans.to_vec();
+        Ok(Self::sorted(spans.to_vec()))
+    }
+
+    fn sorted(mut sorted: Vec<ContentSpan>) -> Self {
         sorted.sort_unstable();
         let mut furthest = 0;
         let reach = sorted.iter().map(|span| {
@@ -169,7 +188,27 @@ impl Spans {
             furthest
         });
         let reach = reach.collect();
-        Ok(Self { sorted, reach })
+        Self { sorted, reach }
+    }
+
+    /// The greatest end of all spans.
+    fn reach(&self) -> u64 {
+        self.reach.last().copied().unwrap_or(0)
+    }
+
+    /// Cuts every span at `len`; gives the start of the earliest that became shorter and is still there.
+    fn truncate(&mut self, len: u64) -> Option<u64> {
+        if self.reach() <= len {
+            return None;
+        }
+        let mut spans = std::mem::take(&mut self.sorted);
+        spans.retain(|span| span.start < len);
+        let cut = spans.iter().filter(|span| span.end() > len).map(|span| span.start).min();
+        for span in &mut spans {
+            span.length = span.length.min(len - span.start);
+        }
+        *self = Self::sorted(spans);
+        cut
     }
 
     /// The shortest run that has every span touching `start..end`; its first span does, so it is

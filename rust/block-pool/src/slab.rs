@@ -225,13 +225,15 @@ impl Slab {
         idle
     }
 
-    /// The referenced, uncached `page` now stands for `node`.
+    /// The referenced, uncached `page` now stands for `node`. `last_use` is the last step whose forward
+    /// may write it: whoever shares the page from now on did not take part in that step.
     #[inline]
-    pub fn publish(&mut self, page: PageId, node: NodeLink) {
+    pub fn publish(&mut self, page: PageId, node: NodeLink, last_use: Step) {
         debug_assert!(self.node(page).is_none(), "{page} stands for a node already");
         let record = &mut self.pages[page.index()];
         record.node = node.0;
         record.epoch = self.epoch;
+        record.last_use = record.last_use.max(last_use);
     }
 
     /// `page` stands for nothing any more; when it is evictable it goes before every cached page.

@@ -8,7 +8,7 @@ use block_pool::Priority;
 pub enum OnDuplicate {
     /// The sequence takes over the stored page and gives up its own; its row changes.
     Adopt,
-    /// The sequence keeps its own page, unpublished; its row never changes.
+    /// The sequence keeps its own page, unpublished: publishing never changes its row.
     Private,
 }
 

@@ -168,7 +168,7 @@ impl Ledger {
             match self.tree.page(node) {
                 None => {
                     self.tree.set_page(node, own);
-                    self.slab.publish(own, NodeLink(node.0));
+                    self.slab.publish(own, NodeLink(node.0), sequence.last_step);
                     self.counters.published_blocks += 1;
                 }
                 Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {

@@ -90,6 +90,13 @@ impl Ledger {
                 allowed: "at least one token".into(),
             });
         }
+        if new.extras.reach() > tokens {
+            return Err(LedgerError::TooLong {
+                tokens: new.extras.reach(),
+                limit: tokens,
+                what: "the prompt, which an item of mm_items or prompt_embeds reaches past",
+            });
+        }
         let max_length = u64::from(new.max_length);
         if tokens > max_length {
             return Err(LedgerError::TooLong { tokens, limit: max_length, what: "the request's max_length" });

@@ -10,8 +10,8 @@ use radix_tree::PrefixTree;
 
 impl Ledger {
     /// Drops the request's tokens after the first `len`, with their hashes and pages, and its steps out.
-    /// If `len` falls into a block whose page is stored or shared, the page is given up too, and the
-    /// block's tokens are computed again: such a page is never written to.
+    /// If `len` falls into a block whose page is stored, shared or being copied, the page is given up
+    /// too, and the block's tokens are computed again: such a page is never written to.
     ///
     /// # Errors
     /// An unknown slot; more tokens than are known.
@@ -33,15 +33,17 @@ impl Ledger {
         }
         sequence.drop_steps_out(launched);
         sequence.tokens.truncate(len as usize);
-        let full = (len / page_size) as usize;
+        // From an item that is cut short on, blocks have another identity than they had.
+        let same = sequence.extras.truncate(len as usize).map_or(len, |token| token as u32);
+        let full = (same / page_size) as usize;
         sequence.chain.truncate(full);
-        // The page of a partial block stays only if it is the request's own and not stored.
-        let kept = |page: PageId| self.slab.node(page).is_some() || self.slab.refs(page) > 1;
-        let stored = sequence.row.get(full).is_some_and(|&page| kept(page));
-        let keep = if stored { full } else { len.div_ceil(page_size) as usize };
-        give_back(sequence, keep, &mut self.slab);
-        leave_nodes(sequence, full, &mut self.slab, &mut self.tree, current);
-        sequence.processed = sequence.processed.min(if stored { full as u32 * page_size } else { len });
+        // The page of a partial block stays only if it is the request's own and nobody else knows it.
+        let known =
+            |page| self.slab.node(page).is_some() || self.slab.refs(page) > 1 || self.slab.pins(page) > 0;
+        let shared = same < len || sequence.row.get(full).is_some_and(|&page| known(page));
+        let keep = if shared { full } else { len.div_ceil(page_size) as usize };
+        give_back(sequence, keep, full, &mut self.slab, &mut self.tree, current);
+        sequence.processed = sequence.processed.min(if shared { full as u32 * page_size } else { len });
         sequence.position = sequence.processed;
         sequence.prompt_end = sequence.prompt_end.min(len);
         sequence.blocked &= sequence.nodes.len() < full;
@@ -60,7 +62,7 @@ impl Ledger {
         for &slot in batch {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
-            release_all(sequence, &mut self.slab, &mut self.tree, current);
+            give_back(sequence, 0, 0, &mut self.slab, &mut self.tree, current);
             sequence.processed = 0;
             sequence.position = 0;
             sequence.cached = 0;
@@ -88,7 +90,7 @@ impl Ledger {
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
-        release_all(&mut sequence, &mut self.slab, &mut self.tree, self.epoch);
+        give_back(&mut sequence, 0, 0, &mut self.slab, &mut self.tree, self.epoch);
         if sequence.epoch == self.epoch {
             self.tree.release_namespace(sequence.namespace);
         }
@@ -103,35 +105,40 @@ impl Ledger {
     }
 }
 
-/// Gives back every page, the tail first. `epoch` is the ledger's.
-fn release_all(sequence: &mut Sequence, slab: &mut Slab, tree: &mut PrefixTree, epoch: u32) {
-    give_back(sequence, 0, slab);
-    leave_nodes(sequence, 0, slab, tree, epoch);
-}
-
-/// Gives back the pages of all blocks but the first `keep`, the tail first.
-fn give_back(sequence: &mut Sequence, keep: usize, slab: &mut Slab) {
-    if keep >= sequence.row.len() {
-        return;
-    }
-    for &page in sequence.row[keep..].iter().rev().filter(|&&page| page != PageId::NULL) {
-        slab.release(page, sequence.last_step);
-    }
-    sequence.row.truncate(keep);
-    sequence.row_version += 1;
-}
-
-/// Forgets the nodes of all blocks but the first `keep`. The stored page of a block that the sequence
-/// holds a twin of counts as used now, deepest first, so that it outlives the blocks below it.
-fn leave_nodes(sequence: &mut Sequence, keep: usize, slab: &mut Slab, tree: &mut PrefixTree, epoch: u32) {
-    while let Some(block) = sequence.anchored.pop_if(|block| *block as usize >= keep) {
-        if sequence.epoch == epoch {
-            let node = sequence.nodes[block as usize];
+/// Gives back the pages of all blocks but the first `pages`, and forgets the nodes of all but the first
+/// `nodes`, the tail first. A stored page that the sequence holds a twin of counts as used at the twin's
+/// turn, so that no block is evicted before a block below it. `epoch` is the ledger's.
+fn give_back(
+    sequence: &mut Sequence,
+    pages: usize,
+    nodes: usize,
+    slab: &mut Slab,
+    tree: &mut PrefixTree,
+    epoch: u32,
+) {
+    let current = sequence.epoch == epoch;
+    let mut twins = sequence.anchored.iter().rev().peekable();
+    for block in (0..sequence.row.len()).rev() {
+        if block < pages && twins.peek().is_none() {
+            break;
+        }
+        if block >= pages && sequence.row[block] != PageId::NULL {
+            slab.release(sequence.row[block], sequence.last_step);
+        }
+        if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
+            let node = sequence.nodes[block];
             if let Some(twin) = tree.page(node) {
                 slab.refresh(twin);
             }
-            tree.release_anchor(node);
+            if block >= nodes {
+                tree.release_anchor(node);
+            }
         }
     }
-    sequence.nodes.truncate(keep);
+    sequence.anchored.retain(|&block| (block as usize) < nodes);
+    sequence.nodes.truncate(nodes);
+    if pages < sequence.row.len() {
+        sequence.row.truncate(pages);
+        sequence.row_version += 1;
+    }
 }

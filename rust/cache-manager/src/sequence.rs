@@ -106,8 +106,10 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(new: NewSequence, serial: u64, namespace: NamespaceId, epoch: u32) -> Sequence {
+    pub(crate) fn new(mut new: NewSequence, serial: u64, namespace: NamespaceId, epoch: u32) -> Sequence {
         let prompt_end = new.tokens.len() as u32;
+        // What is said of tokens that are not there is not about tokens that come later.
+        new.extras.truncate(new.tokens.len());
         Sequence {
             serial,
             tokens: new.tokens,

@@ -88,7 +88,7 @@ impl Ledger {
         table: &mut [u32],
         columns: usize,
     ) -> Result<(), LedgerError> {
-        if table.len() < batch.len() * columns {
+        if table.len() < batch.len() * columns || columns == 0 {
             return Err(LedgerError::Mismatch(format!(
                 "a table of {} cells has no {} rows",
                 table.len(),

@@ -162,6 +162,7 @@ impl PrefixTree {
 
     /// The node of that block, made if it is not there.
     pub fn insert(&mut self, parent: ParentId, key: u64, tokens: &[Token], extra: &[u8]) -> Insertion {
+        debug_assert_eq!(tokens.len(), self.page_size, "a node is one whole block");
         match self.find(parent, key, tokens, extra) {
             Ok(Some(node)) => return Insertion::Existing(node),
             Err(DigestCollision) => return Insertion::Collision,

@@ -1,0 +1,62 @@
+"""Evicting a page: the price must not grow with the number of evictable pages."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from conftest import Row
+from numpy.typing import NDArray
+from pagekeeper import PagedKVCacheManager
+from workbench import cache, prompts, request
+
+pytestmark = pytest.mark.benchmark(group="eviction", timer=time.thread_time)
+
+PAGE_SIZE = 16
+EVICTED = 512
+"""Pages that one round evicts."""
+
+
+class FullCache:
+    """A cache of which every page is evictable, least recently released first.
+
+    Requests of one page each were released in a shuffled order, so that an evicted page and the one after it
+    lie anywhere in memory.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self.kv: PagedKVCacheManager = cache(PAGE_SIZE, pages)
+        self._order = np.random.default_rng(0)
+        self._fresh = prompts(PAGE_SIZE)
+        slots = self.claim(pages)
+        self.kv.alloc(slots)
+        self.store(slots)
+
+    def claim(self, count: int) -> NDArray[np.int32]:
+        """Slots of new requests of one page each."""
+        fresh = itertools.islice(self._fresh, count)
+        return np.array([self.kv.claim(request(tokens)) for tokens in fresh], np.int32)
+
+    def store(self, slots: NDArray[np.int32]) -> None:
+        """Ends these requests: their pages are cached, and evictable after all others."""
+        self.kv.step(slots, np.zeros(len(slots), np.int32))
+        self.kv.release(self._order.permutation(slots))
+        count = self.kv.block_count()
+        assert count.free == count.total
+
+
+@pytest.fixture(scope="module", params=[1_000, 10_000, 100_000, 1_000_000], ids=["1k", "10k", "100k", "1M"])
+def full(request: pytest.FixtureRequest) -> FullCache:
+    return FullCache(request.param)
+
+
+def bench_evict_a_page_a_call(row: Row, full: FullCache) -> None:
+    """`alloc` of one slot that needs one page; the price of the call is in it."""
+
+    def alloc_each(slots: NDArray[np.int32]) -> None:
+        for slot in np.split(slots, len(slots)):
+            full.kv.alloc(slot)
+
+    _time(row, full, alloc_each)

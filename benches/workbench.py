@@ -1,0 +1,49 @@
+"""What the benchmarks work on: prompts, requests and caches, the same ones on every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from pagekeeper import MHAKVCacheParams, PagedKVCacheManager, RequestID, TextContext, TokenBuffer
+
+LONG = 32_768
+"""Tokens of the prompt that most rows use."""
+
+VOCABULARY = 128_000
+
+
+def prompts(length: int, seed: int = 0) -> Iterator[NDArray[np.int64]]:
+    """Prompts without end, of `length` tokens each; two different seeds share no block."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield rng.integers(0, VOCABULARY, size=length, dtype=np.int64)
+
+
+def cache(page_size: int, pages: int, algo: str = "ahash64") -> PagedKVCacheManager:
+    """A cache without memory of its own, so that only bookkeeping is timed."""
+    params = MHAKVCacheParams(
+        dtype="float32",
+        n_kv_heads=1,
+        head_dim=1,
+        num_layers=1,
+        page_size=page_size,
+        devices=["cpu"],
+        kv_hash_algo=algo,
+    )
+    return PagedKVCacheManager(params=params, total_num_pages=pages, max_batch_size=256, allocate_pools=False)
+
+
+def request(tokens: NDArray[np.integer]) -> TextContext:
+    """A new request for these tokens."""
+    return TextContext(request_id=RequestID(), tokens=TokenBuffer(tokens))
+
+
+def serve(kv: PagedKVCacheManager, ctx: TextContext) -> None:
+    """A request's whole life, with one generated token."""
+    kv.claim(ctx)
+    kv.alloc(ctx)
+    ctx.update(42)
+    kv.step(ctx)
+    kv.release(ctx)

@@ -1,0 +1,89 @@
+//! Small ledgers and requests, and the shortest way through a forward.
+
+use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Root, Token};
+use block_pool::Priority;
+use cache_manager::{Ledger, LedgerConfig, NewSequence, OnDuplicate, Reserve, SlotId};
+use radix_tree::NamespaceKey;
+
+/// Tokens a page in most tests.
+pub(crate) const PAGE: u32 = 4;
+
+pub(crate) fn config(pages: u32) -> LedgerConfig {
+    LedgerConfig {
+        page_size: PAGE,
+        pages,
+        prefix_caching: true,
+        algo: Algo::AHash64,
+        seed: None,
+        on_duplicate: OnDuplicate::Adopt,
+        reserve: Reserve::Chunk,
+        priority: Priority::DEFAULT,
+        max_seq_len: None,
+        max_num_input_tokens: None,
+    }
+}
+
+pub(crate) fn private(pages: u32) -> LedgerConfig {
+    LedgerConfig { on_duplicate: OnDuplicate::Private, ..config(pages) }
+}
+
+/// A prompt in the namespace of `salt`, hashed.
+pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequence {
+    let mut request = NewSequence {
+        tokens: tokens.to_vec(),
+        max_length: 1 << 20,
+        namespace: NamespaceKey { salt: salt.into(), ..NamespaceKey::default() },
+        extras: ExtraKeys::default(),
+        chain: Chain::new(Algo::AHash64, &Root::new(None, Some(salt), None, 0)),
+        no_read: false,
+        no_store: false,
+    };
+    request.hash_prompt(page_size);
+    request
+}
+
+pub(crate) fn prompt(tokens: &[Token]) -> NewSequence {
+    salted(tokens, "", PAGE)
+}
+
+/// A prompt some of whose tokens stand for others.
+pub(crate) fn overridden(tokens: &[Token], overrides: &[(i64, i128)]) -> NewSequence {
+    let mut request = prompt(tokens);
+    request.extras =
+        ExtraKeys::new(&ExtraInputs { overrides, ..ExtraInputs::default() }).expect("valid overrides");
+    request.chain.clear();
+    request.hash_prompt(PAGE);
+    request
+}
+
+pub(crate) fn claim(ledger: &mut Ledger, request: NewSequence) -> SlotId {
+    ledger.claim(request).map_err(|refused| refused.error).expect("the claim is valid")
+}
+
+/// Claims `tokens` and computes all of them.
+pub(crate) fn computed(ledger: &mut Ledger, tokens: &[Token]) -> SlotId {
+    let slot = claim(ledger, prompt(tokens));
+    forward(ledger, slot);
+    slot
+}
+
+/// Computes what the request has left, and delivers it.
+pub(crate) fn forward(ledger: &mut Ledger, slot: SlotId) {
+    ledger.alloc(&[slot], &[]).expect("there is room");
+    ledger.close_step();
+    ledger.step(&[slot], &[], None).expect("the step is out");
+}
+
+/// Tokens of `request` that the cache serves now.
+pub(crate) fn hit(ledger: &mut Ledger, request: NewSequence) -> u32 {
+    let slot = claim(ledger, request);
+    ledger.alloc(&[slot], &[]).expect("there is room");
+    let cached = ledger.position(slot).expect("the slot is claimed").cached;
+    ledger.release(&[slot]).expect("the slot is claimed");
+    cached
+}
+
+/// The page ids of the request's row.
+pub(crate) fn row(ledger: &Ledger, slot: SlotId) -> Vec<u32> {
+    ledger.pages(slot).expect("the slot is claimed").iter().map(|page| page.0).collect()
+}

@@ -1,0 +1,132 @@
+//! A device that runs late: bytes of pages, a compute stream, and a mover beside it.
+//!
+//! Every cell holds one token's KV, a number that depends on the namespace and on every token up to it.
+//! So a wrong page, a stale page and a page written too early all show as a wrong number.
+
+use block_hash::Token;
+use block_pool::{PageId, Step};
+use cache_manager::CopyJob;
+use std::collections::VecDeque;
+
+/// The KV of the token after the prefix whose last KV is `before`.
+pub(crate) fn kv_after(before: u64, token: Token) -> u64 {
+    let mixed = (before ^ u64::from(token.cast_unsigned())).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)
+}
+
+/// One request's part of a forward, as launched: what it was told, and what is right.
+pub(crate) struct Work {
+    /// Page of each block, from the block table.
+    pub(crate) row: Vec<u32>,
+    /// Cells of the computed tokens, from the slot mapping.
+    pub(crate) written: Vec<i64>,
+    /// KV of every token that the forward reads; the computed ones are the last.
+    pub(crate) kv: Vec<u64>,
+}
+
+pub(crate) struct Device {
+    page_size: usize,
+    cells: Vec<u64>,
+    /// Forwards launched and not run yet, one a step.
+    stream: VecDeque<(Step, Vec<Work>)>,
+    /// Every forward up to this step has run: its fence is signalled.
+    fence: Step,
+}
+
+impl Device {
+    pub(crate) fn new(pages: u32, page_size: u32) -> Device {
+        let page_size = page_size as usize;
+        let cells = vec![0; (pages as usize + 1) * page_size];
+        Device { page_size, cells, stream: VecDeque::new(), fence: Step(0) }
+    }
+
+    pub(crate) fn fence(&self) -> Step {
+        self.fence
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        !self.stream.is_empty()
+    }
+
+    pub(crate) fn launch(&mut self, step: Step, batch: Vec<Work>) {
+        self.stream.push_back((step, batch));
+    }
+
+    /// Runs the oldest forward launched: writes the KV of all computed tokens, then reads every row.
+    pub(crate) fn run_one(&mut self) -> Result<(), String> {
+        let Some((step, batch)) = self.stream.pop_front() else { return Ok(()) };
+        for work in &batch {
+            let computed = &work.kv[work.kv.len() - work.written.len()..];
+            for (&cell, &kv) in work.written.iter().zip(computed) {
+                self.cells[usize::try_from(cell).expect("a slot is not negative")] = kv;
+            }
+        }
+        for work in &batch {
+            for (token, &kv) in work.kv.iter().enumerate() {
+                let page = PageId(work.row[token / self.page_size]);
+                if self.page(page)[token % self.page_size] != kv {
+                    return Err(format!("the forward of step {} reads wrong KV at token {token} on {page}", step.0));
+                }
+            }
+        }
+        self.fence = step;
+        Ok(())
+    }
+
+    fn page(&self, page: PageId) -> &[u64] {
+        &self.cells[page.index() * self.page_size..][..self.page_size]
+    }
+}
+
+struct Copy {
+    job: CopyJob,
+    /// The KV that the pages held, or were about to hold, when the copy was asked for.
+    expected: Vec<u64>,
+    moved: bool,
+}
+
+/// Copies pages away, each after the fence that its job names.
+pub(crate) struct Mover {
+    /// Off in the broken variant.
+    waits_for_fences: bool,
+    copies: Vec<Copy>,
+}
+
+impl Mover {
+    pub(crate) fn new(waits_for_fences: bool) -> Mover {
+        Mover { waits_for_fences, copies: Vec::new() }
+    }
+
+    /// Copies asked for and not told to be finished.
+    pub(crate) fn len(&self) -> usize {
+        self.copies.len()
+    }
+
+    pub(crate) fn ask(&mut self, job: CopyJob, expected: Vec<u64>) {
+        self.copies.push(Copy { job, expected, moved: false });
+    }
+
+    /// Moves the bytes of the copy that `choose` picks among those that may start, and checks them.
+    pub(crate) fn move_one(&mut self, device: &Device, choose: impl FnOnce(usize) -> usize) -> Result<(), String> {
+        let waits = self.waits_for_fences;
+        let may_start = |copy: &&mut Copy| !copy.moved && (!waits || copy.job.after <= device.fence);
+        let mut ready: Vec<_> = self.copies.iter_mut().filter(may_start).collect();
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let copy = ready.swap_remove(choose(ready.len()));
+        copy.moved = true;
+        let bytes = copy.job.pages.iter().flat_map(|&page| device.page(page));
+        match bytes.zip(&copy.expected).position(|(found, expected)| found != expected) {
+            Some(cell) => Err(format!("copy {} moves wrong KV at its token {cell}", copy.job.id.0)),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes out a finished copy that `choose` picks, to be told to the ledger.
+    pub(crate) fn take_finished(&mut self, choose: impl FnOnce(usize) -> usize) -> Option<u64> {
+        let finished: Vec<usize> = (0..self.copies.len()).filter(|&index| self.copies[index].moved).collect();
+        let index = *finished.get(choose(finished.len()))?;
+        Some(self.copies.swap_remove(index).job.id.0)
+    }
+}

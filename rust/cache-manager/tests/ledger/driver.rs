@@ -1,0 +1,423 @@
+//! A random engine: it makes legal calls in any order, steps overlapped, and checks the books after each.
+
+use crate::common::{claim, config, salted};
+use crate::device::{Device, Mover, Work, kv_after};
+use block_hash::Token;
+use block_pool::PageId;
+use cache_manager::{
+    Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId, VarlenTables,
+};
+use std::collections::VecDeque;
+
+/// `SplitMix64`: the same seed gives the same run on every machine.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Below `limit`; 0 when `limit` is 0.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        if limit == 0 { 0 } else { (self.next() % limit as u64) as usize }
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// A forward launched for a request; its result is due.
+struct Out {
+    step: u32,
+    /// One past the last token that it computes.
+    end: usize,
+    /// The token that it samples, when it computes the last one.
+    sampled: Option<Token>,
+}
+
+/// A request as the engine and the device know it.
+struct Live {
+    slot: SlotId,
+    /// Known tokens, then sampled ones that are not delivered yet.
+    log: Vec<Token>,
+    /// KV of each token of the log.
+    kv: Vec<u64>,
+    root: u64,
+    known: usize,
+    planned: bool,
+    out: VecDeque<Out>,
+    /// Results of forwards that the ledger was told to forget; they come all the same.
+    late: VecDeque<Option<Token>>,
+}
+
+impl Live {
+    fn push(&mut self, token: Token) {
+        self.log.push(token);
+        self.kv.push(kv_after(self.kv.last().copied().unwrap_or(self.root), token));
+    }
+
+    fn cut(&mut self, len: usize) {
+        self.log.truncate(len);
+        self.kv.truncate(len);
+        self.known = len;
+        self.planned = false;
+        self.late.extend(self.out.drain(..).map(|out| out.sampled));
+    }
+}
+
+pub(crate) struct Driver {
+    random: Random,
+    ledger: Ledger,
+    device: Device,
+    mover: Mover,
+    live: Vec<Live>,
+    /// Results due for requests that were released.
+    orphans: Vec<(SlotId, VecDeque<Option<Token>>)>,
+    memory: RowMemory,
+    table: Vec<u32>,
+    columns: usize,
+    /// Whether prompt chunks are delivered when they are launched, not when they have run.
+    eager: bool,
+}
+
+const MOST_LIVE: usize = 6;
+
+impl Driver {
+    pub(crate) fn new(seed: u64, mover: Mover) -> Driver {
+        let mut random = Random(seed);
+        let config = LedgerConfig {
+            page_size: 1 + random.below(4) as u32,
+            on_duplicate: if random.one_in(2) { OnDuplicate::Private } else { OnDuplicate::Adopt },
+            reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
+            ..config(5 + random.below(16) as u32)
+        };
+        let columns = config.pages as usize;
+        Driver {
+            device: Device::new(config.pages, config.page_size),
+            ledger: Ledger::new(config),
+            mover,
+            live: Vec::new(),
+            orphans: Vec::new(),
+            memory: RowMemory::default(),
+            table: vec![0; MOST_LIVE * columns],
+            columns,
+            eager: random.one_in(2),
+            random,
+        }
+    }
+
+    /// Makes `calls` random calls, then lets everything in flight end.
+    pub(crate) fn run(&mut self, calls: usize) -> Result<(), String> {
+        for _ in 0..calls {
+            match self.random.below(32) {
+                0..=3 => self.claim(),
+                4..=10 => self.alloc()?,
+                11..=14 => self.launch()?,
+                15..=18 => self.device.run_one()?,
+                19..=22 => self.deliver()?,
+                23 => self.append()?,
+                24 => self.truncate()?,
+                25 => self.preempt()?,
+                26 => self.release()?,
+                27 | 28 => self.start_copy()?,
+                29 => self.mover.move_one(&self.device, |n| self.random.below(n))?,
+                30 => self.finish_copy()?,
+                _ if self.random.one_in(4) => self.ledger.reset_prefix_cache(),
+                _ => {}
+            }
+            self.ledger.verify().map_err(|fault| fault.to_string())?;
+            self.check_logs()?;
+        }
+        self.drain()
+    }
+
+    fn claim(&mut self) {
+        if self.live.len() == MOST_LIVE {
+            return;
+        }
+        // Few prompts, so that most share a prefix with another.
+        let (family, own) = (self.random.below(2), self.random.below(4));
+        let shared = self.random.below(20);
+        let tokens: Vec<Token> = (0..shared)
+            .map(|i| (family * 100 + i) as Token)
+            .chain((0..=self.random.below(6)).map(|i| (200 + own * 10 + i) as Token))
+            .collect();
+        let salt = if self.random.one_in(4) { "other" } else { "" };
+        let mut request = salted(&tokens, salt, self.ledger.config().page_size);
+        request.no_read = self.random.one_in(12);
+        request.no_store = self.random.one_in(12);
+        let slot = claim(&mut self.ledger, request);
+        let mut live = Live {
+            slot,
+            log: Vec::new(),
+            kv: Vec::new(),
+            root: salt.len() as u64,
+            known: tokens.len(),
+            planned: false,
+            out: VecDeque::new(),
+            late: VecDeque::new(),
+        };
+        tokens.into_iter().for_each(|token| live.push(token));
+        self.live.push(live);
+    }
+
+    fn alloc(&mut self) -> Result<(), String> {
+        let may_refuse = self.random.one_in(8);
+        let plannable = |live: &&Live| may_refuse || (!live.planned && live.out.len() < 2);
+        let mut batch: Vec<SlotId> = self.live.iter().filter(plannable).map(|live| live.slot).collect();
+        for at in (1..batch.len()).rev() {
+            batch.swap(at, self.random.below(at + 1));
+        }
+        batch.truncate(1 + self.random.below(3));
+        let bounds: Vec<u32> = batch.iter().map(|_| 1 + self.random.below(12) as u32).collect();
+        let before = self.ledger.fingerprint();
+        let Err(error) = self.ledger.alloc(&batch, &bounds) else {
+            self.live.iter_mut().filter(|live| batch.contains(&live.slot)).for_each(|live| live.planned = true);
+            return Ok(());
+        };
+        if self.ledger.fingerprint() != before {
+            return Err(format!("a refused alloc changed the ledger: {error}"));
+        }
+        match error {
+            LedgerError::RequestTooLarge { slot, .. } => {
+                let index = self.live.iter().position(|live| live.slot == slot).expect("it is in the batch");
+                self.release_at(index)
+            }
+            LedgerError::InsufficientBlocks { .. } if self.random.one_in(2) => self.preempt(),
+            LedgerError::InsufficientBlocks { .. }
+            | LedgerError::NothingToCompute { .. }
+            | LedgerError::AlreadyPlanned { .. }
+            | LedgerError::TwoStepsOut { .. } => Ok(()),
+            error => Err(format!("alloc: {error}")),
+        }
+    }
+
+    /// Closes the open step and hands its tables to the device.
+    fn launch(&mut self) -> Result<(), String> {
+        let (step, open) = self.ledger.newest_step();
+        if !open {
+            return Ok(());
+        }
+        let planned: Vec<usize> = (0..self.live.len()).filter(|&index| self.live[index].planned).collect();
+        let batch: Vec<SlotId> = planned.iter().map(|&index| self.live[index].slot).collect();
+        let work = self.tables(&batch).map_err(|error| error.to_string())?;
+        self.ledger.close_step();
+        let mut launched = Vec::new();
+        for (&index, mut work) in planned.iter().zip(work) {
+            self.check_tables(self.live[index].slot, &work)?;
+            let live = &mut self.live[index];
+            let end = work.kv.len();
+            work.kv.copy_from_slice(&live.kv[..end]);
+            let sampled = (end == live.log.len()).then(|| (200 + self.random.below(4)) as Token);
+            sampled.into_iter().for_each(|token| live.push(token));
+            live.planned = false;
+            live.out.push_back(Out { step: step.0, end, sampled });
+            launched.push(work);
+        }
+        self.device.launch(step, launched);
+        Ok(())
+    }
+
+    /// The batch's block table and slot mapping; the right KV is not filled in yet.
+    fn tables(&mut self, batch: &[SlotId]) -> Result<Vec<Work>, LedgerError> {
+        let shape = self.ledger.batch_shape(batch)?;
+        self.ledger.write_rows(batch, &mut self.memory, &mut self.table, self.columns)?;
+        let mut lengths = vec![0; batch.len()];
+        let mut starts = vec![0; batch.len() + 1];
+        let mut mapping = vec![0; shape.total_active as usize];
+        let mut tables =
+            VarlenTables { seq_lens: &mut lengths, slot_mapping: &mut mapping, query_start_loc: &mut starts };
+        self.ledger.write_varlen(batch, &mut tables)?;
+        let rows = self.table.chunks_exact(self.columns);
+        let work = rows.zip(&lengths).zip(starts.windows(2)).map(|((row, &length), tokens)| Work {
+            row: row.to_vec(),
+            written: mapping[tokens[0] as usize..tokens[1] as usize].to_vec(),
+            kv: vec![0; length as usize],
+        });
+        Ok(work.collect())
+    }
+
+    /// A row is the request's pages and then null pages, also in memory that held another row before. A
+    /// page that a forward writes to belongs to one request and is not stored.
+    fn check_tables(&self, slot: SlotId, work: &Work) -> Result<(), String> {
+        let page_size = self.ledger.config().page_size;
+        let pages = self.ledger.pages(slot).map_err(|error| error.to_string())?;
+        let cells = pages.iter().copied().chain(std::iter::repeat(PageId::NULL));
+        if work.row.iter().zip(cells).any(|(&cell, page)| cell != page.0) {
+            return Err(format!("the row of slot {} is not its pages", slot.0));
+        }
+        let slab = self.ledger.slab();
+        for &cell in &work.written {
+            let page = PageId(cell as u32 / page_size);
+            if slab.refs(page) != 1 || slab.node(page).is_some() {
+                return Err(format!("a forward writes to {page}, which others read"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers the oldest result of some requests; of a released one, now and then.
+    fn deliver(&mut self) -> Result<(), String> {
+        if !self.orphans.is_empty() && self.random.one_in(2) {
+            let index = self.random.below(self.orphans.len());
+            let (slot, results) = &mut self.orphans[index];
+            let (slot, token) = (*slot, results.pop_front().flatten());
+            if results.is_empty() {
+                self.orphans.swap_remove(index);
+            }
+            return self.tell_results(&[slot], &[token]);
+        }
+        let fence = self.device.fence().0;
+        let (mut batch, mut results) = (Vec::new(), Vec::new());
+        for live in &mut self.live {
+            if self.random.one_in(3) {
+                continue;
+            }
+            if let Some(token) = live.late.pop_front() {
+                batch.push(live.slot);
+                results.push(token);
+            } else if live.out.front().is_some_and(|out| {
+                out.step <= fence || (self.eager && out.sampled.is_none())
+            }) {
+                let token = live.out.pop_front().and_then(|out| out.sampled);
+                live.known += usize::from(token.is_some());
+                batch.push(live.slot);
+                results.push(token);
+            }
+        }
+        self.tell_results(&batch, &results)
+    }
+
+    fn tell_results(&mut self, batch: &[SlotId], results: &[Option<Token>]) -> Result<(), String> {
+        let tokens: Vec<Token> = results.iter().flatten().copied().collect();
+        let counts: Vec<u32> = results.iter().map(|token| u32::from(token.is_some())).collect();
+        self.ledger.step(batch, &tokens, Some(&counts)).map_err(|error| format!("step: {error}"))
+    }
+
+    /// The next turn of a request that waits for nothing.
+    fn append(&mut self) -> Result<(), String> {
+        let Some(index) = self.pick() else { return Ok(()) };
+        let live = &mut self.live[index];
+        if live.planned || !live.out.is_empty() || !live.late.is_empty() {
+            return Ok(());
+        }
+        for _ in 0..=self.random.below(5) {
+            let token = (200 + self.random.below(4)) as Token;
+            self.ledger.update(live.slot, token).map_err(|error| format!("update: {error}"))?;
+            live.push(token);
+            live.known += 1;
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self) -> Result<(), String> {
+        let Some(index) = self.pick() else { return Ok(()) };
+        let live = &mut self.live[index];
+        let len = self.random.below(live.known + 1);
+        self.ledger.truncate(live.slot, len as u32).map_err(|error| format!("truncate: {error}"))?;
+        // At its full length nothing is dropped, unless a token was on the way.
+        let dropped = self.ledger.position(live.slot).is_ok_and(|position| position.active == 0);
+        if len < live.known || dropped {
+            live.cut(len);
+        }
+        Ok(())
+    }
+
+    fn preempt(&mut self) -> Result<(), String> {
+        let Some(index) = self.pick() else { return Ok(()) };
+        let live = &mut self.live[index];
+        self.ledger.preempt(&[live.slot]).map_err(|error| format!("preempt: {error}"))?;
+        live.cut(live.known);
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<(), String> {
+        self.pick().map_or(Ok(()), |index| self.release_at(index))
+    }
+
+    fn release_at(&mut self, index: usize) -> Result<(), String> {
+        let mut live = self.live.swap_remove(index);
+        self.ledger.release(&[live.slot]).map_err(|error| format!("release: {error}"))?;
+        live.cut(0);
+        if !live.late.is_empty() {
+            self.orphans.push((live.slot, live.late));
+        }
+        Ok(())
+    }
+
+    fn start_copy(&mut self) -> Result<(), String> {
+        let Some(index) = self.pick() else { return Ok(()) };
+        let live = &self.live[index];
+        let held = self.ledger.pages(live.slot).map_err(|error| error.to_string())?.len();
+        if held == 0 {
+            return Ok(());
+        }
+        let first = self.random.below(held);
+        let count = 1 + self.random.below(held - first);
+        let job =
+            self.ledger.start_copy(live.slot, first, count).map_err(|error| format!("start_copy: {error}"))?;
+        let position = self.launched_tokens(index);
+        let page_size = self.ledger.config().page_size as usize;
+        let (start, end) = (first * page_size, (first + count) * page_size);
+        let expected = &self.live[index].kv[start.min(position)..end.min(position)];
+        self.mover.ask(job, expected.to_vec());
+        Ok(())
+    }
+
+    /// Tokens of a request whose KV comes from forwards launched until now. What later ones write is not
+    /// part of a copy asked for now.
+    fn launched_tokens(&self, index: usize) -> usize {
+        let live = &self.live[index];
+        let processed = self.ledger.position(live.slot).map_or(0, |position| position.processed as usize);
+        live.out.iter().map(|out| out.end).fold(processed, usize::max)
+    }
+
+    fn finish_copy(&mut self) -> Result<(), String> {
+        let Some(id) = self.mover.take_finished(|n| self.random.below(n)) else { return Ok(()) };
+        // A step is launched before the next begins.
+        let (_, open) = self.ledger.newest_step();
+        let told = if open || self.random.one_in(2) {
+            self.ledger.finish_copies(&[id])
+        } else {
+            self.ledger.begin_step(None, &[id]).map(|_| ())
+        };
+        told.map_err(|error| format!("finish_copies: {error}"))
+    }
+
+    /// Everything in flight ends and every request goes: no page may be held then.
+    fn drain(&mut self) -> Result<(), String> {
+        self.launch()?;
+        while self.device.has_work() {
+            self.device.run_one()?;
+        }
+        while !self.live.is_empty() {
+            self.release_at(0)?;
+        }
+        for _ in 0..self.mover.len() {
+            self.mover.move_one(&self.device, |n| self.random.below(n))?;
+        }
+        for _ in 0..self.mover.len() {
+            self.finish_copy()?;
+        }
+        self.ledger.verify().map_err(|fault| fault.to_string())?;
+        let slab = self.ledger.slab();
+        if slab.available() == slab.total() { Ok(()) } else { Err("pages are lost at the end".into()) }
+    }
+
+    fn check_logs(&self) -> Result<(), String> {
+        for live in &self.live {
+            if self.ledger.tokens(live.slot).ok() != Some(&live.log[..live.known]) {
+                return Err(format!("slot {} lost its tokens", live.slot.0));
+            }
+        }
+        Ok(())
+    }
+
+    fn pick(&mut self) -> Option<usize> {
+        (!self.live.is_empty()).then(|| self.random.below(self.live.len()))
+    }
+}

@@ -1,0 +1,22 @@
+//! Steps and fences: reads, writes and copies on a device that runs late, with overlapped steps.
+
+use crate::device::Mover;
+use crate::driver::Driver;
+
+const SEEDS: u64 = 1500;
+const CALLS: usize = 160;
+
+#[test]
+fn every_forward_and_every_copy_sees_the_kv_of_its_own_prefix() {
+    for seed in 0..SEEDS {
+        let outcome = Driver::new(seed, Mover::new(true)).run(CALLS);
+        assert_eq!(outcome, Ok(()), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_mover_that_ignores_fences_is_caught() {
+    let caught = (0..SEEDS).find_map(|seed| Driver::new(seed, Mover::new(false)).run(CALLS).err());
+    let fault = caught.expect("some copy reads a page before it is written");
+    assert!(fault.contains("moves wrong KV"), "{fault}");
+}

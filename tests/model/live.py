@@ -1,0 +1,31 @@
+"""A request from the engine's side, which knows what was sampled before the ledger is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from model.ledger import Token
+
+
+@dataclass
+class Live:
+    """A claimed request as the engine sees it."""
+
+    ctx: Any
+    namespace: int
+    image: tuple[int, int, int] | None
+    """A multimodal item (kind, start, length), or none."""
+    truth: list[int]
+    """Known tokens, and after them those sampled by steps whose results are not delivered."""
+    sampled: list[int | None] = field(default_factory=list)
+    """For each step out, oldest first: the token it sampled, or None for an unfinished prompt."""
+
+    def atom(self, index: int, token: Token) -> Any:
+        """What makes the token's KV: the token, and the part of an image that lies on it."""
+        if token is None or self.image is None:
+            return token
+        kind, start, length = self.image
+        return (token, kind, index - start, length) if start <= index < start + length else token
+
+    def atoms(self, tokens: Sequence[int]) -> list[Any]:
+        return [self.atom(index, token) for index, token in enumerate(tokens)]
