@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 import pytest
-from conftest import Row
 from workbench import cache, prompts, request
+
+from conftest import Row
 
 pytestmark = pytest.mark.benchmark(group="decode step", timer=time.thread_time)
 
@@ -19,7 +20,7 @@ STEPS = 300
 
 @pytest.mark.parametrize("page_size", [16, 128])
 @pytest.mark.parametrize("form", ["arrays", "lists", "updates"])
-def bench_decode_step(row: Row, form: str, page_size: int) -> None:
+def test_decode_step(row: Row, form: str, page_size: int) -> None:
     """By arrays of slots, by lists of contexts, or by lists with one `ctx.update` a request."""
     kv = cache(page_size, REQUESTS * (-(-(PROMPT + STEPS + 3) // page_size)))
     contexts = [request(tokens) for tokens in itertools.islice(prompts(PROMPT), REQUESTS)]

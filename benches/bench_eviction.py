@@ -7,16 +7,22 @@ import time
 
 import numpy as np
 import pytest
-from conftest import Row
 from numpy.typing import NDArray
-from pagekeeper import PagedKVCacheManager
 from workbench import cache, prompts, request
 
-pytestmark = pytest.mark.benchmark(group="eviction", timer=time.thread_time)
+from conftest import Row
+from pagekeeper import PagedKVCacheManager
+
+pytestmark = [
+    pytest.mark.benchmark(group="eviction", timer=time.thread_time),
+    pytest.mark.timeout(300),  # filling the largest cache takes a while
+]
 
 PAGE_SIZE = 16
 EVICTED = 512
 """Pages that one round evicts."""
+
+ROUNDS = 30
 
 
 class FullCache:
@@ -52,11 +58,34 @@ def full(request: pytest.FixtureRequest) -> FullCache:
     return FullCache(request.param)
 
 
-def bench_evict_a_page_a_call(row: Row, full: FullCache) -> None:
+def test_evict_a_page_a_call(row: Row, full: FullCache) -> None:
     """`alloc` of one slot that needs one page; the price of the call is in it."""
+    slots = np.empty(0, np.int32)
 
-    def alloc_each(slots: NDArray[np.int32]) -> None:
-        for slot in np.split(slots, len(slots)):
-            full.kv.alloc(slot)
+    def claim() -> tuple[tuple[list[NDArray[np.int32]]], dict[str, object]]:
+        nonlocal slots
+        slots = full.claim(EVICTED)
+        return (np.split(slots, EVICTED),), {}
 
-    _time(row, full, alloc_each)
+    def alloc_each(batches: list[NDArray[np.int32]]) -> None:
+        for batch in batches:
+            full.kv.alloc(batch)
+
+    row.time(
+        alloc_each,
+        setup=claim,
+        teardown=lambda _: full.store(slots),
+        unit="ns/page",
+        units=EVICTED,
+        rounds=ROUNDS,
+    )
+
+
+def test_evict_the_pages_of_a_long_prompt(row: Row, full: FullCache) -> None:
+    """`alloc` of one request that needs 512 pages."""
+    fresh = prompts(EVICTED * PAGE_SIZE, seed=1)
+
+    def claim() -> tuple[tuple[NDArray[np.int32]], dict[str, object]]:
+        return (np.array([full.kv.claim(request(next(fresh)))], np.int32),), {}
+
+    row.time(full.kv.alloc, setup=claim, teardown=full.store, unit="ns/page", units=EVICTED, rounds=ROUNDS)

@@ -7,15 +7,17 @@ import time
 
 import numpy as np
 import pytest
+from workbench import LONG, prompts
+
 from conftest import Row
 from pagekeeper import hash_blocks, hash_blocks_batch
-from workbench import LONG, prompts
+from pagekeeper.params import HashAlgorithm
 
 pytestmark = pytest.mark.benchmark(group="hashing", timer=time.thread_time)
 
 
-def bench_yardstick_sha256_of_128_kib(row: Row) -> None:
-    """hashlib's SHA-256: tells how fast this machine is just now."""
+def test_yardstick_sha256_of_128_kib_by_hashlib(row: Row) -> None:
+    """The yardstick: tells how fast this machine is just now."""
     data = bytes(128 * 1024)
     row.time(lambda: hashlib.sha256(data).digest(), unit="µs", rounds=300)
 
@@ -23,7 +25,9 @@ def bench_yardstick_sha256_of_128_kib(row: Row) -> None:
 @pytest.mark.parametrize("algo", ["ahash64", "sha256"])
 @pytest.mark.parametrize("page_size", [16, 128])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64], ids=["int32", "int64"])
-def bench_hash_blocks_as_a_list(row: Row, dtype: type[np.integer], page_size: int, algo: str) -> None:
+def test_hash_blocks_as_a_list(
+    row: Row, dtype: type[np.integer], page_size: int, algo: HashAlgorithm
+) -> None:
     """One sequence, a list of `bytes` back."""
     tokens = next(prompts(LONG)).astype(dtype)
     row.time(lambda: hash_blocks(tokens, page_size, algo=algo), unit="ns/token", units=LONG, rounds=100)
@@ -32,7 +36,9 @@ def bench_hash_blocks_as_a_list(row: Row, dtype: type[np.integer], page_size: in
 @pytest.mark.parametrize("algo", ["ahash64", "sha256"])
 @pytest.mark.parametrize("page_size", [16, 128])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64], ids=["int32", "int64"])
-def bench_hash_blocks_as_an_array(row: Row, dtype: type[np.integer], page_size: int, algo: str) -> None:
+def test_hash_blocks_as_an_array(
+    row: Row, dtype: type[np.integer], page_size: int, algo: HashAlgorithm
+) -> None:
     """One sequence through the batch form, one array back."""
-    tokens = next(prompts(LONG)).astype(dtype)
-    row.time(lambda: hash_blocks_batch([tokens], page_size, algo=algo), unit="ns/token", units=LONG, rounds=100)
+    batch = [next(prompts(LONG)).astype(dtype)]
+    row.time(lambda: hash_blocks_batch(batch, page_size, algo=algo), unit="ns/token", units=LONG, rounds=100)

@@ -6,9 +6,11 @@ import itertools
 import time
 
 import pytest
+from workbench import LONG, cache, prompts, request, serve
+
 from conftest import Row
 from pagekeeper import TextContext
-from workbench import LONG, cache, prompts, request, serve
+from pagekeeper.params import HashAlgorithm
 
 pytestmark = pytest.mark.benchmark(group="request cycle", timer=time.thread_time)
 
@@ -18,7 +20,7 @@ ROUNDS = 60
 
 @pytest.mark.parametrize("algo", ["ahash64", "sha256"])
 @pytest.mark.parametrize("page_size", [16, 128])
-def bench_cold_cycle(row: Row, page_size: int, algo: str) -> None:
+def test_cold_cycle(row: Row, page_size: int, algo: HashAlgorithm) -> None:
     """Nothing is cached of the prompt and the pool is full, so every page is an evicted one."""
     kv = cache(page_size, POOL // page_size, algo)
     fresh = prompts(LONG)
@@ -32,7 +34,7 @@ def bench_cold_cycle(row: Row, page_size: int, algo: str) -> None:
 
 @pytest.mark.parametrize("algo", ["ahash64", "sha256"])
 @pytest.mark.parametrize("page_size", [16, 128])
-def bench_warm_cycle(row: Row, page_size: int, algo: str) -> None:
+def test_warm_cycle(row: Row, page_size: int, algo: HashAlgorithm) -> None:
     """All of the prompt is cached but its last block, which a forward must compute."""
     kv = cache(page_size, POOL // page_size, algo)
     tokens = next(prompts(LONG))
@@ -43,7 +45,7 @@ def bench_warm_cycle(row: Row, page_size: int, algo: str) -> None:
     assert all(ctx.cached_prefix_length == LONG - page_size for ctx in made)
 
 
-def bench_warm_look_up_among_100k_blocks(row: Row) -> None:
+def test_warm_look_up_among_100k_blocks(row: Row) -> None:
     """`alloc` of a cached prompt in 16-token blocks: match, pin, page ids. `claim` hashed it before.
 
     The prompts take turns, so that none is in the processor's caches from the round before.

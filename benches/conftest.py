@@ -1,4 +1,4 @@
-"""The `row` fixture: times one row and says, under pytest-benchmark's table, what a unit of its work costs."""
+"""The `row` fixture: times one row and says, beside pytest-benchmark's table, what a unit of work costs."""
 
 from __future__ import annotations
 

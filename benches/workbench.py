@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from pagekeeper import MHAKVCacheParams, PagedKVCacheManager, RequestID, TextContext, TokenBuffer
+
+from pagekeeper import MHAKVCacheParams, PagedKVCacheManager, TextContext, TokenBuffer
+from pagekeeper.params import HashAlgorithm
 
 LONG = 32_768
 """Tokens of the prompt that most rows use."""
 
 VOCABULARY = 128_000
+
+_ids = itertools.count()
 
 
 def prompts(length: int, seed: int = 0) -> Iterator[NDArray[np.int64]]:
@@ -21,7 +26,7 @@ def prompts(length: int, seed: int = 0) -> Iterator[NDArray[np.int64]]:
         yield rng.integers(0, VOCABULARY, size=length, dtype=np.int64)
 
 
-def cache(page_size: int, pages: int, algo: str = "ahash64") -> PagedKVCacheManager:
+def cache(page_size: int, pages: int, algo: HashAlgorithm = "ahash64") -> PagedKVCacheManager:
     """A cache without memory of its own, so that only bookkeeping is timed."""
     params = MHAKVCacheParams(
         dtype="float32",
@@ -37,7 +42,7 @@ def cache(page_size: int, pages: int, algo: str = "ahash64") -> PagedKVCacheMana
 
 def request(tokens: NDArray[np.integer]) -> TextContext:
     """A new request for these tokens."""
-    return TextContext(request_id=RequestID(), tokens=TokenBuffer(tokens))
+    return TextContext(request_id=next(_ids), tokens=TokenBuffer(tokens))
 
 
 def serve(kv: PagedKVCacheManager, ctx: TextContext) -> None:

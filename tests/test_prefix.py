@@ -241,15 +241,33 @@ def test_a_truncated_token_leaves_nothing_under_its_hash() -> None:
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 11, 12])
 def test_hashes_after_an_edit_are_those_of_a_fresh_request(length: int) -> None:
     kv = manager(pages=12, kv_hash_seed=SEED)
-    image = [(IMAGE, 6, 4)]
-    ctx = prefilled(kv, PROMPT[:12], mm_items=image)
+    ctx = prefilled(kv, PROMPT[:12], mm_items=[(IMAGE, 6, 4)])
     ctx.truncate(length)
+    image = [(IMAGE, 6, min(4, length - 6))] if length > 6 else []  # what is left of it
     for token in range(50, 58):
         ctx.update(token)
     compute(kv, ctx)
     edited = [*PROMPT[:length], *range(50, 58)]
     assert kv.commit_and_get_block_hashes(ctx) == pk.hash_blocks(edited, 4, seed=SEED, mm_items=image)
     assert hit(kv, [*edited, 0], mm_items=image) == len(edited) // 4 * 4
+
+
+@pytest.mark.parametrize("claimed_meanwhile", [True, False])
+def test_an_item_that_an_edit_cut_is_cut_in_the_next_life_of_its_context(claimed_meanwhile: bool) -> None:
+    kv = manager(pages=12, kv_hash_seed=SEED)
+    ctx = prefilled(kv, PROMPT[:12], mm_items=[(IMAGE, 6, 4)])
+    if not claimed_meanwhile:
+        kv.release(ctx)
+    ctx.truncate(7)
+    for token in range(50, 56):
+        ctx.update(token)
+    if claimed_meanwhile:
+        kv.release(ctx)
+    kv.claim(ctx)
+    compute(kv, ctx)
+    edited = [*PROMPT[:7], *range(50, 56)]
+    left = [(IMAGE, 6, 1)]
+    assert kv.commit_and_get_block_hashes(ctx) == pk.hash_blocks(edited, 4, seed=SEED, mm_items=left)
 
 
 def test_truncation_inside_a_stored_block_leaves_the_block_to_others() -> None:

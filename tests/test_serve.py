@@ -21,8 +21,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-import serve
 from pagekeeper.tables import VllmTables
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import serve
 from serving.engine import Engine, Request, Stats
 from serving.model import DTYPE, Model, ModelConfig
 from serving.report import Comparison, Run
@@ -167,6 +170,22 @@ def test_tokens_are_equal_when_pages_are_evicted_and_requests_preempted(
     assert reuse.stats.preemptions > 0
     assert reuse.stats.evictions > 0
     assert reuse.stats.reused_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("reuse", [False, True], ids=["", "reuse"])
+def test_a_preempted_request_computes_its_own_answer_again_in_pieces(reuse: bool, overlap: bool) -> None:
+    # Each request grows to 15 tokens with KV; both together outgrow 20 pages of one token.
+    kv = serve.make_cache(CONFIG, options(page_size=1, pages=20), reuse=reuse)
+    engine = Engine(MODEL, kv, max_batch_size=2, max_num_input_tokens=3, overlap=overlap)
+    requests = [Request([first, 8, 3, 6], max_new_tokens=12) for first in (1, 2)]
+    for request in requests:
+        engine.submit(request)
+    while engine.busy:
+        engine.step()
+    assert engine.stats.preemptions > 0
+    for request in requests:
+        assert request.output == greedy_without_a_cache(MODEL, tuple(request.prompt), 12)
 
 
 def test_the_books_are_clean_after_every_step() -> None:

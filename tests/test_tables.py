@@ -263,5 +263,5 @@ def test_a_layer_that_is_not_there_is_an_error(layer: int) -> None:
 
 def test_without_pools_there_are_tables_and_no_buffers() -> None:
     kv = manager(pages=8, allocate_pools=False)
-    with pytest.raises(RuntimeError, match="allocate_pools"):
+    with pytest.raises(ValueError, match="allocate_pools"):
         kv.get_buffers(0)

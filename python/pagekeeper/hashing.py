@@ -6,7 +6,7 @@ tokens, what else tells it apart, and the hash of the block before it, so it nam
 
 from __future__ import annotations
 
-import secrets
+import os
 
 from pagekeeper._native import hash_blocks, hash_blocks_batch
 
@@ -19,5 +19,5 @@ def process_seed() -> str:
     """The seed (64 hexadecimal characters) that this process drew for caches that name none."""
     global _process_seed
     if _process_seed is None:
-        _process_seed = secrets.token_hex(32)
+        _process_seed = os.urandom(32).hex()
     return _process_seed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -485,6 +484,8 @@ def _resolve_seed(params: KVCacheParams) -> str | None:
     if seed is None and params.kv_hash_algo != "ahash64":
         seed = process_seed()
     if seed is not None:
+        import hashlib
+
         fingerprint = hashlib.sha256(bytes.fromhex(seed)).hexdigest()[:8]
         _log.info("block hashes are seeded; fingerprint of the seed: %s", fingerprint)
     return seed

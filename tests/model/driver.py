@@ -107,7 +107,8 @@ class Session:
         tokens = self.prompt()
         image = None
         if self.random.random() < 0.1:
-            image = self.random.randint(1, 2), self.random.randrange(len(tokens)), self.random.randint(1, 3)
+            start = self.random.randrange(len(tokens))
+            image = self.random.randint(1, 2), start, min(self.random.randint(1, 5), len(tokens) - start)
         no_read, no_store = self.random.random() < 0.08, self.random.random() < 0.08
         options = f"{NAMESPACES[namespace]} {image=} {no_read=} {no_store=}"
         self.note(f"claim #{len(self.live)} {options} {tokens}")
@@ -213,7 +214,8 @@ class Session:
         for one in self.pick(lambda one: True, most=1):
             length = self.random.randint(1, len(self.request(one).known))
             self.note(f"truncate {self.places([one])} to {length}")
-            self.model.truncate(one.ctx.request_id, length)
+            one.cut_image(length)
+            self.model.truncate(one.ctx.request_id, one.atoms(one.truth[:length]))
             one.ctx.truncate(length)
             self.forget_results(one)
 
@@ -324,7 +326,7 @@ class Session:
             assert len(values) == end
             assert (self.memory.read(request.row, start) == values[:start]).all(), "a hit reads foreign KV"
             written = request.row[start // self.page_size : -(-end // self.page_size)]
-            assert all(self.model.is_own(page) for page in written), "a forward writes to a shared page"
+            assert all(self.model.is_writable(page) for page in written), "a forward writes to a shared page"
             self.memory.write(request.row, start, values[start:])
             one.sampled.append(None)
             if end == len(one.truth):
@@ -392,7 +394,7 @@ class Session:
         for one in self.live:
             request = self.request(one)
             ctx = one.ctx
-            lengths = (ctx.processed_length, ctx.cached_prefix_length, len(ctx.tokens))
+            lengths = (ctx.processed_length, ctx.cached_prefix_length, len(ctx))
             where = f"request {self.places([one])}"
             assert self.kv.get_cache_indices(ctx) == [request.row], where
             assert lengths == (request.processed, request.cached, len(request.known)), where
@@ -402,6 +404,7 @@ class Session:
     def check_content(self, one: Live) -> None:
         request = self.request(one)
         values = prefix_values(one.namespace, one.atoms(one.truth[: request.processed]))
+        assert one.ctx.tokens.all.tolist() == one.truth[: len(request.known)]
         cells = self.memory.read(request.row, request.processed)
         assert (cells == values).all(), "computed KV was overwritten"
 

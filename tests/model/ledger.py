@@ -224,17 +224,23 @@ class Ledger:
             request.processed = request.cached = request.offered = 0
             request.outdated = False
 
-    def truncate(self, name: object, length: int) -> None:
-        """Drops tokens after `length`, the pages behind them, and a cut block that others may read."""
+    def truncate(self, name: object, rest: Sequence[Token]) -> None:
+        """Drops the tokens behind `rest`, their pages, and the page of a cut block that others may read.
+
+        `rest` differs from the tokens that were there where an item that ends in the dropped part began: from
+        there on the blocks are others, and computed again.
+        """
         request = self.requests[name]
+        length = len(rest)
         if length == len(request.tokens):
             return
         self._drop_steps(request)
-        keep, whole = self._blocks(length), length // self.page_size
-        if keep > whole and not all(self.is_own(page) for page in request.row[whole:keep]):
+        same = next((i for i, token in enumerate(rest) if token != request.tokens[i]), length)
+        whole, keep = same // self.page_size, self._blocks(length)
+        if same < length or not all(self._is_private(page) for page in request.row[whole:keep]):
             keep = whole
         self._give_back(request, keep, whole)
-        del request.tokens[length:]
+        request.tokens = list(rest)
         request.offered = min(request.offered, whole)
         request.processed = min(request.processed, length, keep * self.page_size)
         request.prompt = min(request.prompt, length)
@@ -296,7 +302,9 @@ class Ledger:
                 self._enqueue(page)
                 if page in self.stored:
                     namespace, tokens = self.stored[page]
-                    self._refresh_prefix(namespace, tokens[: -self.page_size])
+                    for end in range(len(tokens) - self.page_size, 0, -self.page_size):
+                        if not self._refresh(self.tree.get((namespace, tokens[:end]))):
+                            break
 
     # Pages
 
@@ -305,9 +313,12 @@ class Ledger:
         """Pages that a request may be given: never used, or held by nobody."""
         return len(self.pristine) + len(self.loose) + len(self.cached)
 
-    def is_own(self, page: int) -> bool:
-        """Whether one request holds the page and nobody can find it: only such a page may be written."""
+    def is_writable(self, page: int) -> bool:
+        """Whether one request holds the page and nobody can find it."""
         return self.references.get(page) == 1 and page not in self.stored
+
+    def _is_private(self, page: int) -> bool:
+        return self.is_writable(page) and not self._copied(page)
 
     def _plan(self, request: Request, bound: int | None) -> Plan:
         position, offered = request.position, request.offered
@@ -373,12 +384,6 @@ class Ledger:
     def _enqueue(self, page: int) -> None:
         (self.cached if page in self.stored else self.loose).append(page)
 
-    def _refresh_prefix(self, namespace: object, tokens: Sequence[Token]) -> None:
-        """Refreshes the block that ends these tokens and those above it, up to the first that is not idle."""
-        for end in range(len(tokens), 0, -self.page_size):
-            if not self._refresh(self.tree.get((namespace, tuple(tokens[:end])))):
-                return
-
     def _refresh(self, page: int | None) -> bool:
         """Counts an idle stored page as used until now; whether it was one."""
         if page is None or page not in self.cached:
@@ -388,20 +393,16 @@ class Ledger:
         return True
 
     def _give_back(self, request: Request, keep: int = 0, whole: int = 0) -> None:
-        """Drops the pages behind the first `keep`, the tail of the sequence first.
+        """Drops the pages behind the first `keep`, and private twins behind `whole`, the tail first.
 
-        The stored twins of its private blocks behind the first `whole` count as used until now, and so do idle
-        stored blocks above: no block is ever evicted before one below it.
+        Stored twins of private blocks count as used until now: no block is evicted before one below it.
         """
         for block in reversed(range(len(request.row))):
             if block >= keep:
                 self._drop_reference(request.row.pop())
-            if block >= whole and block in request.private:
-                request.private.remove(block)
-                if not request.outdated:
-                    self._refresh(self.tree.get(request.content(block, self.page_size)))
-        if request.offered > whole and not request.outdated:
-            self._refresh_prefix(request.namespace, request.tokens[: whole * self.page_size])
+            if block in request.private and not request.outdated:
+                self._refresh(self.tree.get(request.content(block, self.page_size)))
+        request.private = {block for block in request.private if block < whole}
 
     def _drop_steps(self, request: Request) -> None:
         """Results of steps that are out will not count; tokens that only they could tell are gone.

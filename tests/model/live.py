@@ -27,5 +27,11 @@ class Live:
         kind, start, length = self.image
         return (token, kind, index - start, length) if start <= index < start + length else token
 
+    def cut_image(self, length: int) -> None:
+        """Leaves what the first `length` tokens hold of the image."""
+        if self.image is not None:
+            kind, start, size = self.image
+            self.image = (kind, start, min(size, length - start)) if start < length else None
+
     def atoms(self, tokens: Sequence[int]) -> list[Any]:
         return [self.atom(index, token) for index, token in enumerate(tokens)]

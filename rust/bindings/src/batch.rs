@@ -54,15 +54,15 @@ pub(crate) fn slot_of(
     let context = context.get();
     let problem = match &*context.state.lock() {
         State::Claimed { shared: own, slot } if Arc::ptr_eq(own, shared) => return Ok(*slot),
-        State::Free { former: Some((own, slot)), .. }
-            if late && std::ptr::eq(Weak::as_ptr(own), Arc::as_ptr(shared)) =>
-        {
-            return Ok(*slot);
-        }
         State::Claimed { .. } => "is claimed by another manager",
-        State::Free { former: Some(_), .. } => "is not claimed (it was released)",
-        State::Free { former: None, .. } => "is not claimed; call claim() first",
         State::Claiming => "is being claimed in another thread",
+        State::Free(held) => match &held.former {
+            Some((own, slot)) if late && std::ptr::eq(Weak::as_ptr(own), Arc::as_ptr(shared)) => {
+                return Ok(*slot);
+            }
+            Some(_) => "is not claimed (it was released)",
+            None => "is not claimed; call claim() first",
+        },
     };
     let id = context.request_id.bind(py).repr()?;
     Err(PyValueError::new_err(format!("request {id}: {problem}")))

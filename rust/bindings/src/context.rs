@@ -3,13 +3,14 @@
 use crate::errors;
 use crate::hashing::BlockInputs;
 use crate::shared::Shared;
-use crate::tokens::{token_from, tokens_with_room};
-use block_hash::Token;
+use crate::tokens::{number_from, token_from, tokens_with_room};
+use block_hash::{ExtraKeys, Token};
 use cache_manager::{LedgerError, Position, SlotId};
 use numpy::PyArray1;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use radix_tree::NamespaceKey;
 use std::sync::{Arc, Weak};
 
 /// Tokens of output that a new request has memory for: the log grows without moving the prompt at once.
@@ -23,41 +24,52 @@ pub(crate) struct TextContext {
     #[pyo3(get)]
     pub(crate) max_length: u32,
     #[pyo3(get)]
-    max_new_tokens: Option<u32>,
+    max_new_tokens: Option<u64>,
     #[pyo3(get)]
     pub(crate) no_read: bool,
     #[pyo3(get)]
     pub(crate) no_store: bool,
-    pub(crate) inputs: BlockInputs,
+    pub(crate) namespace: NamespaceKey,
     pub(crate) state: Mutex<State>,
 }
 
 /// Who has the tokens.
 pub(crate) enum State {
     /// The context itself: it is not claimed.
-    Free {
-        tokens: Vec<Token>,
-        /// Where it was claimed before, for results that still come.
-        former: Option<(Weak<Shared>, SlotId)>,
-        /// Tokens that its last life got from the cache.
-        cached: u32,
-    },
+    Free(Box<Content>),
     /// A claim that is being made.
     Claiming,
     /// The ledger.
     Claimed { shared: Arc<Shared>, slot: SlotId },
 }
 
+/// What a context holds while it is not claimed.
+pub(crate) struct Content {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) extras: ExtraKeys,
+    /// Where it was claimed before, for results that still come.
+    pub(crate) former: Option<(Weak<Shared>, SlotId)>,
+    /// Tokens that its last life got from the cache.
+    pub(crate) cached: u32,
+}
+
+impl Content {
+    /// The state of a context that holds this.
+    pub(crate) fn free(self) -> State {
+        State::Free(Box::new(self))
+    }
+}
+
 impl TextContext {
-    /// Runs `claimed` on the ledger, or `free` on the context's own tokens.
+    /// Runs `claimed` on the ledger, or `free` on what the context holds itself.
     fn visit<R>(
         &self,
         py: Python<'_>,
         claimed: impl FnOnce(&mut cache_manager::Ledger, SlotId) -> Result<R, LedgerError>,
-        free: impl FnOnce(&mut Vec<Token>, u32) -> PyResult<R>,
+        free: impl FnOnce(&mut Content) -> PyResult<R>,
     ) -> PyResult<R> {
         let (shared, slot) = match &mut *self.state.lock() {
-            State::Free { tokens, cached, .. } => return free(tokens, *cached),
+            State::Free(own) => return free(own),
             State::Claiming => return Err(self.being_claimed(py)),
             State::Claimed { shared, slot } => (Arc::clone(shared), *slot),
         };
@@ -74,7 +86,7 @@ impl TextContext {
         self.visit(
             py,
             |ledger, slot| ledger.position(slot),
-            |tokens, cached| Ok(Position { known: tokens.len() as u32, cached, ..Position::default() }),
+            |own| Ok(Position { known: own.tokens.len() as u32, cached: own.cached, ..Position::default() }),
         )
     }
 }
@@ -82,7 +94,7 @@ impl TextContext {
 #[pymethods]
 impl TextContext {
     #[new]
-    #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
+    #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = None,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
                         no_read = false, no_store = false, max_new_tokens = None))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
@@ -92,14 +104,14 @@ impl TextContext {
         max_length: Option<i64>,
         cache_salt: Option<String>,
         lora_id: Option<&Bound<'_, PyAny>>,
-        lora_generation: u64,
+        lora_generation: Option<&Bound<'_, PyAny>>,
         mm_items: Option<&Bound<'_, PyAny>>,
         prompt_embeds: Option<&Bound<'_, PyAny>>,
         extra_ids: Option<&Bound<'_, PyAny>>,
         token_overrides: Option<&Bound<'_, PyAny>>,
         no_read: bool,
         no_store: bool,
-        max_new_tokens: Option<u32>,
+        max_new_tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
         // Touch the room now, so that the first output tokens do not wait for the memory.
@@ -136,11 +148,11 @@ impl TextContext {
         Ok(TextContext {
             request_id: request_id.unbind(),
             max_length,
-            max_new_tokens,
+            max_new_tokens: max_new_tokens.map(|given| number_from(given, "max_new_tokens")).transpose()?,
             no_read,
             no_store,
-            inputs,
-            state: Mutex::new(State::Free { tokens, former: None, cached: 0 }),
+            namespace: inputs.namespace,
+            state: Mutex::new(Content { tokens, extras: inputs.extras, former: None, cached: 0 }.free()),
         })
     }
 
@@ -149,14 +161,14 @@ impl TextContext {
         self.visit(
             py,
             |ledger, slot| ledger.update(slot, token),
-            |tokens, _| {
-                if tokens.len() as u64 >= u64::from(self.max_length) {
+            |own| {
+                if own.tokens.len() as u64 >= u64::from(self.max_length) {
                     return Err(PyValueError::new_err(format!(
                         "the request has {} tokens already, its max_length",
-                        tokens.len()
+                        own.tokens.len()
                     )));
                 }
-                tokens.push(token);
+                own.tokens.push(token);
                 Ok(())
             },
         )
@@ -170,11 +182,12 @@ impl TextContext {
         self.visit(
             py,
             |ledger, slot| ledger.truncate(slot, wanted),
-            |tokens, _| {
-                if wanted as usize > tokens.len() {
-                    return Err(bad(tokens.len()));
+            |own| {
+                if wanted as usize > own.tokens.len() {
+                    return Err(bad(own.tokens.len()));
                 }
-                tokens.truncate(wanted as usize);
+                own.tokens.truncate(wanted as usize);
+                own.extras.truncate(wanted as usize);
                 Ok(())
             },
         )
@@ -185,7 +198,7 @@ impl TextContext {
         let tokens = self.visit(
             py,
             |ledger, slot| ledger.tokens(slot).map(<[Token]>::to_vec),
-            |tokens, _| Ok(tokens.clone()),
+            |own| Ok(own.tokens.clone()),
         )?;
         Ok(PyArray1::from_vec(py, tokens))
     }
@@ -199,7 +212,7 @@ impl TextContext {
     fn slot(&self) -> Option<u32> {
         match &*self.state.lock() {
             State::Claimed { slot, .. } => Some(slot.0),
-            State::Free { .. } | State::Claiming => None,
+            State::Free(_) | State::Claiming => None,
         }
     }
 
@@ -220,7 +233,7 @@ impl TextContext {
 
     #[getter]
     fn cache_salt(&self) -> Option<&str> {
-        Some(self.inputs.namespace.salt.as_str()).filter(|salt| !salt.is_empty())
+        Some(self.namespace.salt.as_str()).filter(|salt| !salt.is_empty())
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {

@@ -1,13 +1,13 @@
 //! Block hashing, and the keyword arguments that say what a prompt's blocks are made of.
 
 use crate::errors;
-use crate::tokens::{TokenInput, ids_from, tokens_from};
-use block_hash::{Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Root, Token};
+use crate::tokens::{TokenInput, ids_from, number_from, tokens_from};
+use block_hash::{Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Token};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
-use radix_tree::NamespaceKey;
+use radix_tree::{AdapterId, NamespaceKey};
 use std::time::Duration;
 
 /// Work longer than this is done without the GIL: giving it up costs a switch interval when another
@@ -32,25 +32,21 @@ pub(crate) fn hashing_time(algo: Algo, tokens: usize) -> Duration {
 pub(crate) struct BlockInputs {
     pub(crate) namespace: NamespaceKey,
     pub(crate) extras: ExtraKeys,
-    adapter: Option<OwnedAdapter>,
-}
-
-enum OwnedAdapter {
-    Name(String),
-    Number(i64),
 }
 
 impl BlockInputs {
     pub(crate) fn parse(
         salt: Option<String>,
         lora_id: Option<&Bound<'_, PyAny>>,
-        lora_generation: u64,
+        lora_generation: Option<&Bound<'_, PyAny>>,
         mm_items: Option<&Bound<'_, PyAny>>,
         prompt_embeds: Option<&Bound<'_, PyAny>>,
         extra_ids: Option<&Bound<'_, PyAny>>,
         overrides: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<BlockInputs> {
         let adapter = lora_id.map(adapter_from).transpose()?;
+        let lora_generation =
+            lora_generation.map(|given| number_from(given, "lora_generation")).transpose()?;
         let mm_items = spans_from(mm_items, "mm_items")?;
         let prompt_embeds = spans_from(prompt_embeds, "prompt_embeds")?;
         let extra_ids = extra_ids.map(|ids| ids_from(ids, "extra_ids")).transpose()?.unwrap_or_default();
@@ -62,32 +58,16 @@ impl BlockInputs {
             overrides: &overrides,
         })
         .map_err(|error| errors::from_hash(&error))?;
-        let adapter_bytes = match &adapter {
-            None => Vec::new(),
-            Some(OwnedAdapter::Name(name)) => [b"name:", name.as_bytes()].concat(),
-            Some(OwnedAdapter::Number(number)) => [b"number:".as_slice(), &number.to_le_bytes()].concat(),
-        };
-        let namespace = NamespaceKey {
-            salt: salt.unwrap_or_default(),
-            adapter: adapter_bytes,
-            generation: lora_generation,
-        };
-        Ok(BlockInputs { namespace, extras, adapter })
-    }
-
-    pub(crate) fn root(&self, seed: Option<&[u8; 32]>) -> Root {
-        let adapter = self.adapter.as_ref().map(|adapter| match adapter {
-            OwnedAdapter::Name(name) => Adapter::Name(name),
-            OwnedAdapter::Number(number) => Adapter::Number(*number),
-        });
-        Root::new(seed, Some(&self.namespace.salt), adapter, self.namespace.generation)
+        let generation = lora_generation.unwrap_or(0);
+        let namespace = NamespaceKey { salt: salt.unwrap_or_default(), adapter, generation };
+        Ok(BlockInputs { namespace, extras })
     }
 }
 
 /// Hash of each full block of `tokens`, chained; see `pagekeeper.hash_blocks`.
 #[pyfunction]
 #[pyo3(signature = (tokens, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
-                    lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
+                    lora_generation = None, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
 #[expect(clippy::too_many_arguments, reason = "one Python signature")]
 pub(crate) fn hash_blocks<'py>(
     py: Python<'py>,
@@ -98,7 +78,7 @@ pub(crate) fn hash_blocks<'py>(
     seed: Option<&Bound<'py, PyAny>>,
     salt: Option<String>,
     lora_id: Option<&Bound<'py, PyAny>>,
-    lora_generation: u64,
+    lora_generation: Option<&Bound<'_, PyAny>>,
     mm_items: Option<&Bound<'py, PyAny>>,
     prompt_embeds: Option<&Bound<'py, PyAny>>,
     extra_ids: Option<&Bound<'py, PyAny>>,
@@ -125,7 +105,7 @@ type HashArrays<'py> = (Bound<'py, PyArray2<u8>>, Bound<'py, PyArray1<i64>>);
 /// [`hash_blocks`] of many sequences: `(uint8[n, 8 or 32], int64 offsets[sequences + 1])`.
 #[pyfunction]
 #[pyo3(signature = (sequences, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
-                    lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
+                    lora_generation = None, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
 #[expect(clippy::too_many_arguments, reason = "one Python signature")]
 pub(crate) fn hash_blocks_batch<'py>(
     py: Python<'py>,
@@ -136,7 +116,7 @@ pub(crate) fn hash_blocks_batch<'py>(
     seed: Option<&Bound<'py, PyAny>>,
     salt: Option<String>,
     lora_id: Option<&Bound<'py, PyAny>>,
-    lora_generation: u64,
+    lora_generation: Option<&Bound<'_, PyAny>>,
     mm_items: Option<&Bound<'py, PyAny>>,
     prompt_embeds: Option<&Bound<'py, PyAny>>,
     extra_ids: Option<&Bound<'py, PyAny>>,
@@ -176,7 +156,7 @@ pub(crate) fn hash_blocks_batch<'py>(
 /// Name of the instructions that hash on this machine.
 #[pyfunction]
 pub(crate) fn hash_cpu_path() -> String {
-    format!("{:?}", CpuPath::chosen())
+    CpuPath::chosen().to_string()
 }
 
 fn start_chain(
@@ -186,7 +166,7 @@ fn start_chain(
     seed: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Chain> {
     let algo: Algo = algo.parse().map_err(|error| errors::from_hash(&error))?;
-    let root = inputs.root(seed.map(seed_from).transpose()?.as_ref());
+    let root = inputs.namespace.root(seed.map(seed_from).transpose()?.as_ref());
     match parent {
         None => Ok(Chain::new(algo, &root)),
         Some(parent) => {
@@ -222,16 +202,16 @@ fn page_size_from(page_size: i64) -> PyResult<usize> {
         .ok_or_else(|| PyValueError::new_err(format!("page_size={page_size}: must be at least 1 token")))
 }
 
-fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<OwnedAdapter> {
+fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<AdapterId> {
     if let Ok(name) = lora_id.cast::<PyString>() {
-        return Ok(OwnedAdapter::Name(name.to_str()?.to_owned()));
+        return Ok(AdapterId::Name(name.to_str()?.to_owned()));
     }
     if lora_id.is_instance_of::<pyo3::types::PyBool>() {
         return Err(PyTypeError::new_err("lora_id: must be a name (str) or a number (int), not a bool"));
     }
     lora_id
         .extract()
-        .map(OwnedAdapter::Number)
+        .map(AdapterId::Number)
         .map_err(|_| PyTypeError::new_err("lora_id: must be a name (str), or a number (int) of 64 bits"))
 }
 

@@ -1,24 +1,24 @@
 //! The native ledger class: one method a verb, each one crossing whatever the batch size.
 
 use crate::batch::{slot_of, slots_of};
-use crate::context::{State, TextContext};
+use crate::context::{Content, State, TextContext};
 use crate::errors;
 use crate::hashing::{BlockInputs, hashing_time, seed_from, without_gil};
 use crate::shared::Shared;
 use crate::tables::RowMemory;
 use crate::tokens::{counts_from, tokens_from};
-use block_hash::{Algo, Chain, Token};
+use block_hash::{Algo, Chain, ExtraKeys, Token};
 use block_pool::Priority;
 use cache_manager::{
-    BatchShape, FlashInferTables, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, Reserve,
-    SlotId, VarlenTables,
+    BatchShape, FlashInferTables, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, Released,
+    Reserve, SlotId, VarlenTables,
 };
 use numpy::{PyArray1, PyReadonlyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// The ledger of one replica; see `_native.pyi`.
 #[pyclass(module = "pagekeeper._native", frozen)]
@@ -64,22 +64,22 @@ impl Ledger {
     }
 
     /// Reserves the id of an unclaimed context, and takes what the context holds.
-    fn begin_claim(&self, context: &Bound<'_, TextContext>) -> PyResult<(Vec<Token>, Former)> {
+    fn begin_claim(&self, context: &Bound<'_, TextContext>) -> PyResult<Content> {
         let py = context.py();
         let id = context.get().request_id.bind(py);
         let known = self.ids.bind(py).contains(id)?;
         let problem = {
             let mut state = context.get().state.lock();
             match std::mem::replace(&mut *state, State::Claiming) {
-                State::Free { tokens, former, cached } if !known => {
+                State::Free(own) if !known => {
                     drop(state);
                     self.ids.bind(py).set_item(id, py.None())?;
-                    return Ok((tokens, (former, cached)));
+                    return Ok(*own);
                 }
                 other => {
                     *state = other;
                     match &*state {
-                        State::Free { .. } => "a request with this id is claimed already",
+                        State::Free(_) => "a request with this id is claimed already",
                         State::Claimed { .. } => "is claimed already",
                         State::Claiming => "is being claimed in another thread",
                     }
@@ -90,24 +90,25 @@ impl Ledger {
     }
 
     /// Undoes [`Ledger::begin_claim`].
-    fn give_up_claim(
-        &self,
-        context: &Bound<'_, TextContext>,
-        tokens: Vec<Token>,
-        former: Former,
-    ) -> PyResult<()> {
+    fn give_up_claim(&self, context: &Bound<'_, TextContext>, held: Content) -> PyResult<()> {
         let own = context.get();
-        *own.state.lock() = State::Free { tokens, former: former.0, cached: former.1 };
+        *own.state.lock() = held.free();
         self.ids.bind(context.py()).del_item(own.request_id.bind(context.py()))
     }
 
-    fn new_sequence(&self, py: Python<'_>, context: &TextContext, tokens: Vec<Token>) -> NewSequence {
-        let root = context.inputs.root(self.config.seed.as_ref());
+    fn new_sequence(
+        &self,
+        py: Python<'_>,
+        context: &TextContext,
+        tokens: Vec<Token>,
+        extras: ExtraKeys,
+    ) -> NewSequence {
+        let root = context.namespace.root(self.config.seed.as_ref());
         let mut sequence = NewSequence {
             tokens,
             max_length: context.max_length,
-            namespace: context.inputs.namespace.clone(),
-            extras: context.inputs.extras.clone(),
+            namespace: context.namespace.clone(),
+            extras,
             chain: Chain::new(self.config.algo, &root),
             no_read: context.no_read,
             no_store: context.no_store,
@@ -119,14 +120,14 @@ impl Ledger {
         sequence
     }
 
-    /// Gives the tokens back to the contexts of released slots.
-    fn unbind(&self, py: Python<'_>, slots: &[SlotId], tokens: Vec<(Vec<Token>, u32)>) -> PyResult<()> {
-        for (&slot, (tokens, cached)) in slots.iter().zip(tokens) {
+    /// Gives tokens and extra keys back to the contexts of released slots.
+    fn unbind(&self, py: Python<'_>, slots: &[SlotId], released: Vec<Released>) -> PyResult<()> {
+        for (&slot, Released { tokens, extras, cached }) in slots.iter().zip(released) {
             let context = self.contexts.lock().get_mut(slot.index()).and_then(Option::take);
             if let Some(context) = context {
                 let context = context.get();
-                *context.state.lock() =
-                    State::Free { tokens, former: Some((Arc::downgrade(&self.shared), slot)), cached };
+                let former = Some((Arc::downgrade(&self.shared), slot));
+                *context.state.lock() = Content { tokens, extras, former, cached }.free();
                 self.ids.bind(py).del_item(context.request_id.bind(py))?;
             }
         }
@@ -135,7 +136,7 @@ impl Ledger {
 
     fn query(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, inputs: BlockInputs) -> PyResult<PrefixQuery> {
         let tokens = tokens_from(tokens, "tokens")?;
-        let mut chain = Chain::new(self.config.algo, &inputs.root(self.config.seed.as_ref()));
+        let mut chain = Chain::new(self.config.algo, &inputs.namespace.root(self.config.seed.as_ref()));
         let page_size = self.config.page_size as usize;
         if self.config.prefix_caching {
             let time = hashing_time(self.config.algo, tokens.len());
@@ -168,9 +169,6 @@ impl Ledger {
         })
     }
 }
-
-/// Where a context was claimed before, and how many tokens came from the cache then.
-type Former = (Option<(Weak<Shared>, SlotId)>, u32);
 
 /// Requests, computed tokens, most computed of one, most tokens of one, pages.
 type Shape = (usize, u32, u32, u32, u32);
@@ -246,16 +244,18 @@ impl Ledger {
         let py = context.py();
         let own = context.get();
         self.shared.check(py)?;
-        let (tokens, former) = self.begin_claim(context)?;
-        let sequence = self.new_sequence(py, own, tokens);
+        let Content { tokens, extras, former, cached } = self.begin_claim(context)?;
+        let sequence = self.new_sequence(py, own, tokens, extras);
         let slot = match self.shared.with_even_if_broken(py, |ledger| ledger.claim(sequence)) {
             Ok(Ok(slot)) => slot,
             Ok(Err(refused)) => {
-                self.give_up_claim(context, refused.request.tokens, former)?;
+                let NewSequence { tokens, extras, .. } = refused.request;
+                self.give_up_claim(context, Content { tokens, extras, former, cached })?;
                 return Err(errors::from_ledger(py, &refused.error, Some(own.request_id.bind(py))));
             }
             Err(panic) => {
-                self.give_up_claim(context, Vec::new(), former)?;
+                let (tokens, extras) = Default::default();
+                self.give_up_claim(context, Content { tokens, extras, former, cached })?;
                 return Err(panic);
             }
         };
@@ -357,7 +357,7 @@ impl Ledger {
         tokens: &Bound<'py, PyAny>,
         salt: Option<String>,
         lora_id: Option<&Bound<'py, PyAny>>,
-        lora_generation: u64,
+        lora_generation: Option<&Bound<'_, PyAny>>,
         mm_items: Option<&Bound<'py, PyAny>>,
         prompt_embeds: Option<&Bound<'py, PyAny>>,
         extra_ids: Option<&Bound<'py, PyAny>>,

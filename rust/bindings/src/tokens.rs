@@ -108,6 +108,11 @@ pub(crate) fn counts_from(counts: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec
     integers(counts, name, "0 to 2**32 - 1", check)
 }
 
+/// One unsigned 64-bit number.
+pub(crate) fn number_from(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    checked(number, name, None, "0 to 2**64 - 1", |value| u64::try_from(value).ok())
+}
+
 /// One token id.
 pub(crate) fn token_from(token: &Bound<'_, PyAny>, name: &str) -> PyResult<Token> {
     checked(token, name, None, "-2**31 to 2**31 - 1", |value| Token::try_from(value).ok())

@@ -81,8 +81,7 @@ impl Ledger {
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
         if sequence.admitted || sequence.dummy {
             return Err(LedgerError::Mismatch(format!(
-                "slot {}: a request that was planned before cannot become a padding request",
-                slot.0
+                "slot {slot}: a request that was planned before cannot become a padding request"
             )));
         }
         sequence.dummy = true;

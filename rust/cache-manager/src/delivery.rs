@@ -85,7 +85,7 @@ impl Ledger {
             if count > 0 && out.end < sequence.known() {
                 return Err(LedgerError::Mismatch(format!(
                     "slot {}: {count} tokens for a step that computed up to token {} of {} known ones: its count must be 0",
-                    slot.0,
+                    slot,
                     out.end,
                     sequence.known()
                 )));
@@ -93,7 +93,7 @@ impl Ledger {
             if sequence.unknown > 0 && count > sequence.unknown {
                 return Err(LedgerError::Mismatch(format!(
                     "slot {}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
-                    slot.0, sequence.unknown
+                    slot, sequence.unknown
                 )));
             }
             check_length(sequence, count.saturating_sub(sequence.unknown), self.config.max_seq_len)?;

@@ -22,13 +22,13 @@ pub struct NoRoom {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum LedgerError {
     /// The slot is of no claimed request: never claimed, or released since.
-    #[error("slot {}: no request is claimed under it (it was released, or never claimed)", .0.0)]
+    #[error("slot {}: no request is claimed under it (it was released, or never claimed)", .0)]
     UnknownSlot(SlotId),
     /// One request is twice in one batch.
-    #[error("slot {}: the request is in this batch twice", .0.0)]
+    #[error("slot {}: the request is in this batch twice", .0)]
     TwiceInBatch(SlotId),
     /// All tokens have KV or are on the way, and no step out will bring another.
-    #[error("slot {}: no token is left to compute (append one with update() or step(new_tokens=...) first)", .slot.0)]
+    #[error("slot {}: no token is left to compute (append one with update() or step(new_tokens=...) first)", .slot)]
     NothingToCompute {
         /// The request.
         slot: SlotId,
@@ -36,7 +36,7 @@ pub enum LedgerError {
     /// The request is in the open step already.
     #[error(
         "slot {}: the request is planned in step {step} already (deliver it with step(), or close the step with runtime_inputs() or begin_step())",
-        .slot.0
+        .slot
     )]
     AlreadyPlanned {
         /// The request.
@@ -45,13 +45,13 @@ pub enum LedgerError {
         step: u32,
     },
     /// The request has two steps out.
-    #[error("slot {}: two steps of the request are out already; deliver the older one with step() first", .slot.0)]
+    #[error("slot {}: two steps of the request are out already; deliver the older one with step() first", .slot)]
     TwoStepsOut {
         /// The request.
         slot: SlotId,
     },
     /// The request has no step out.
-    #[error("slot {}: the request has no step out; alloc() it first", .slot.0)]
+    #[error("slot {}: the request has no step out; alloc() it first", .slot)]
     NotPlanned {
         /// The request.
         slot: SlotId,
@@ -59,7 +59,7 @@ pub enum LedgerError {
     /// There is no room for the request now.
     #[error(
         "slot {}: needs {} more pages; {} of {} are free ({} of them evictable), {} are held",
-        .slot.0, .room.needed, .room.free, .room.total, .room.evictable, .room.pinned
+        .slot, .room.needed, .room.free, .room.total, .room.evictable, .room.pinned
     )]
     InsufficientBlocks {
         /// The first request of the batch that did not fit.
@@ -68,7 +68,7 @@ pub enum LedgerError {
         room: NoRoom,
     },
     /// There will never be room for the request.
-    #[error("slot {}: {tokens} tokens need {} pages, a request may hold {limit}", .slot.0, .room.needed)]
+    #[error("slot {}: {tokens} tokens need {} pages, a request may hold {limit}", .slot, .room.needed)]
     RequestTooLarge {
         /// The request.
         slot: SlotId,

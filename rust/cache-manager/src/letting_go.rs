@@ -2,9 +2,8 @@
 
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
-use crate::sequence::Sequence;
+use crate::sequence::{Released, Sequence};
 use crate::slots::SlotId;
-use block_hash::Token;
 use block_pool::{PageId, Slab, Step};
 use radix_tree::PrefixTree;
 
@@ -77,16 +76,15 @@ impl Ledger {
     }
 
     /// Ends every request in `batch` and gives back its pages, the tail first. Publishes nothing more.
-    /// Gives the known tokens of each, and how many tokens came from the cache.
     ///
     /// # Errors
     /// A slot that is unknown or twice in the batch. Nothing is changed then.
-    pub fn release(&mut self, batch: &[SlotId]) -> Result<Vec<(Vec<Token>, u32)>, LedgerError> {
+    pub fn release(&mut self, batch: &[SlotId]) -> Result<Vec<Released>, LedgerError> {
         self.check_batch(batch)?;
         Ok(batch.iter().filter_map(|&slot| self.release_one(slot)).collect())
     }
 
-    fn release_one(&mut self, slot: SlotId) -> Option<(Vec<Token>, u32)> {
+    fn release_one(&mut self, slot: SlotId) -> Option<Released> {
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
@@ -96,7 +94,7 @@ impl Ledger {
         }
         self.expect_orphans(slot, sequence.last_step, sequence.dropped.len() as u32);
         self.counters.releases += 1;
-        Some((sequence.tokens, sequence.cached))
+        Some(Released { tokens: sequence.tokens, extras: sequence.extras, cached: sequence.cached })
     }
 
     /// Steps before this one have been launched: their results will come.

@@ -35,7 +35,7 @@ pub use counters::Counters;
 pub use error::{LedgerError, NoRoom};
 pub use ledger::{Ledger, RefusedClaim};
 pub use probe::{PrefixQuery, PrefixReuse};
-pub use sequence::{NewSequence, Position};
+pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;
 pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
 pub use verify::LedgerFault;

@@ -31,6 +31,16 @@ impl NewSequence {
     }
 }
 
+/// What is left of a request when it ends.
+pub struct Released {
+    /// Its known tokens.
+    pub tokens: Vec<Token>,
+    /// What else is said of them.
+    pub extras: ExtraKeys,
+    /// Tokens of its last admission that came from the cache.
+    pub cached: u32,
+}
+
 /// A part of the sequence that one forward computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct StepOut {

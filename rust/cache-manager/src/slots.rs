@@ -1,11 +1,18 @@
 //! Slots: dense indices of claimed requests, with a generation, so that a stale one is noticed.
 
 use crate::sequence::Sequence;
+use std::fmt;
 
 /// A claimed request. Bits 0–19 are its dense index, bits 20–30 the index's generation, so that the slot
 /// of a released request names nobody, and every slot is a non-negative int32.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(pub u32);
+
+impl fmt::Display for SlotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.cast_signed().fmt(f) // as it stands in an int32 array
+    }
+}
 
 impl SlotId {
     const INDEX_BITS: u32 = 20;

@@ -15,6 +15,6 @@ mod table;
 mod tree;
 mod verify;
 
-pub use namespaces::{NamespaceId, NamespaceKey};
+pub use namespaces::{AdapterId, NamespaceId, NamespaceKey};
 pub use tree::{DigestCollision, Insertion, NodeId, ParentId, PrefixTree};
 pub use verify::TreeFault;

@@ -1,20 +1,41 @@
 //! Namespaces: salt, adapter and adapter generation, compared by bytes; each has a root of its own.
 
+use block_hash::{Adapter, Root};
 use std::collections::HashMap;
 
 /// An interned namespace of one tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NamespaceId(pub(crate) u32);
 
+/// An adapter by name or by number; the name "7" and the number 7 are two adapters.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum AdapterId {
+    /// By name.
+    Name(String),
+    /// By number.
+    Number(i64),
+}
+
 /// What separates prefixes that share no blocks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct NamespaceKey {
     /// Isolation salt; empty is no salt.
     pub salt: String,
-    /// Adapter by name or number, in the caller's own unambiguous bytes; empty is the base model.
-    pub adapter: Vec<u8>,
+    /// The adapter; `None` is the base model.
+    pub adapter: Option<AdapterId>,
     /// Generation of the adapter under its id.
     pub generation: u64,
+}
+
+impl NamespaceKey {
+    /// Where the namespace's hash chains start.
+    pub fn root(&self, seed: Option<&[u8; 32]>) -> Root {
+        let adapter = self.adapter.as_ref().map(|adapter| match adapter {
+            AdapterId::Name(name) => Adapter::Name(name),
+            AdapterId::Number(number) => Adapter::Number(*number),
+        });
+        Root::new(seed, Some(&self.salt), adapter, self.generation)
+    }
 }
 
 struct Namespace {

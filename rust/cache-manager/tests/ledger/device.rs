@@ -65,7 +65,10 @@ impl Device {
             for (token, &kv) in work.kv.iter().enumerate() {
                 let page = PageId(work.row[token / self.page_size]);
                 if self.page(page)[token % self.page_size] != kv {
-                    return Err(format!("the forward of step {} reads wrong KV at token {token} on {page}", step.0));
+                    return Err(format!(
+                        "the forward of step {} reads wrong KV at token {token} on {page}",
+                        step.0
+                    ));
                 }
             }
         }
@@ -107,7 +110,11 @@ impl Mover {
     }
 
     /// Moves the bytes of the copy that `choose` picks among those that may start, and checks them.
-    pub(crate) fn move_one(&mut self, device: &Device, choose: impl FnOnce(usize) -> usize) -> Result<(), String> {
+    pub(crate) fn move_one(
+        &mut self,
+        device: &Device,
+        choose: impl FnOnce(usize) -> usize,
+    ) -> Result<(), String> {
         let waits = self.waits_for_fences;
         let may_start = |copy: &&mut Copy| !copy.moved && (!waits || copy.job.after <= device.fence);
         let mut ready: Vec<_> = self.copies.iter_mut().filter(may_start).collect();

@@ -176,7 +176,10 @@ impl Driver {
         let bounds: Vec<u32> = batch.iter().map(|_| 1 + self.random.below(12) as u32).collect();
         let before = self.ledger.fingerprint();
         let Err(error) = self.ledger.alloc(&batch, &bounds) else {
-            self.live.iter_mut().filter(|live| batch.contains(&live.slot)).for_each(|live| live.planned = true);
+            self.live
+                .iter_mut()
+                .filter(|live| batch.contains(&live.slot))
+                .for_each(|live| live.planned = true);
             return Ok(());
         };
         if self.ledger.fingerprint() != before {
@@ -280,9 +283,11 @@ impl Driver {
             if let Some(token) = live.late.pop_front() {
                 batch.push(live.slot);
                 results.push(token);
-            } else if live.out.front().is_some_and(|out| {
-                out.step <= fence || (self.eager && out.sampled.is_none())
-            }) {
+            } else if live
+                .out
+                .front()
+                .is_some_and(|out| out.step <= fence || (self.eager && out.sampled.is_none()))
+            {
                 let token = live.out.pop_front().and_then(|out| out.sampled);
                 live.known += usize::from(token.is_some());
                 batch.push(live.slot);
@@ -358,8 +363,10 @@ impl Driver {
         }
         let first = self.random.below(held);
         let count = 1 + self.random.below(held - first);
-        let job =
-            self.ledger.start_copy(live.slot, first, count).map_err(|error| format!("start_copy: {error}"))?;
+        let job = self
+            .ledger
+            .start_copy(live.slot, first, count)
+            .map_err(|error| format!("start_copy: {error}"))?;
         let position = self.launched_tokens(index);
         let page_size = self.ledger.config().page_size as usize;
         let (start, end) = (first * page_size, (first + count) * page_size);

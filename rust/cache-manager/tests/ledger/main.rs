@@ -1,7 +1,11 @@
 //! The ledger through its public calls: sharing, room, refusals, and copies beside a late device.
 
 mod common;
+mod copies;
 mod device;
 mod driver;
 mod fences;
-mod findings;
+mod identity;
+mod refusals;
+mod room;
+mod twins;

@@ -1,0 +1,172 @@
+//! Which page goes next.
+
+use block_pool::{NodeLink, PageId, Priority, Slab, Step};
+
+fn level(level: i64) -> Priority {
+    Priority::new(level).expect("a level from 0 to 100")
+}
+
+/// A slab all of whose pages are held: page `i + 1` at `levels[i]`, standing for node `i + 1`.
+fn held(levels: &[i64]) -> Slab {
+    let mut slab = Slab::new(levels.len() as u32, Priority::DEFAULT);
+    for &given in levels {
+        let page = slab.take(level(given)).expect("the slab is large enough").page;
+        slab.publish(page, NodeLink(page.0), Step(1));
+    }
+    slab
+}
+
+fn release(slab: &mut Slab, pages: &[u32]) {
+    pages.iter().for_each(|&page| slab.release(PageId(page), Step(1)));
+}
+
+/// Takes every free page; their ids in the order in which they were handed out.
+fn drain(slab: &mut Slab) -> Vec<u32> {
+    slab.verify().unwrap();
+    std::iter::from_fn(|| slab.take(Priority::DEFAULT)).map(|taken| taken.page.0).collect()
+}
+
+#[test]
+fn the_lowest_level_goes_first_whatever_the_order_of_release() {
+    let mut slab = held(&[35, 0, 100, 80, 20]);
+    release(&mut slab, &[3, 4, 1, 5, 2]);
+    assert_eq!(drain(&mut slab), [2, 5, 1, 4, 3]);
+}
+
+#[test]
+fn within_a_level_the_page_released_longest_ago_goes_first() {
+    let mut slab = held(&[35; 4]);
+    release(&mut slab, &[2, 4, 1, 3]);
+    assert_eq!(drain(&mut slab), [2, 4, 1, 3]);
+}
+
+#[test]
+fn a_page_used_again_goes_to_the_end_of_its_level() {
+    let mut slab = held(&[35; 3]);
+    release(&mut slab, &[1, 2, 3]);
+    slab.acquire(PageId(1));
+    release(&mut slab, &[1]);
+    assert_eq!(drain(&mut slab), [2, 3, 1]);
+}
+
+#[test]
+fn uncached_pages_go_before_pristine_ones_and_these_before_cached_ones() {
+    let mut slab = Slab::new(4, Priority::DEFAULT);
+    for _ in 0..2 {
+        slab.take(level(0));
+    }
+    slab.publish(PageId(1), NodeLink(1), Step(1));
+    release(&mut slab, &[1, 2]);
+    assert_eq!(drain(&mut slab), [2, 3, 4, 1]);
+}
+
+#[test]
+fn an_uncached_page_goes_first_also_at_the_highest_level() {
+    let mut slab = Slab::new(2, Priority::DEFAULT);
+    slab.take(level(0));
+    slab.take(level(100));
+    slab.publish(PageId(1), NodeLink(1), Step(1));
+    release(&mut slab, &[1, 2]);
+    assert_eq!(drain(&mut slab), [2, 1]);
+}
+
+#[test]
+fn a_withdrawn_page_goes_before_every_cached_one() {
+    let mut slab = held(&[0, 100, 100]);
+    release(&mut slab, &[1, 2, 3]);
+    slab.withdraw(PageId(3));
+    assert_eq!(slab.node(PageId(3)), None);
+    assert_eq!(drain(&mut slab), [3, 1, 2]);
+}
+
+#[test]
+fn a_page_withdrawn_in_use_is_uncached_when_it_is_released() {
+    let mut slab = held(&[0, 100]);
+    slab.withdraw(PageId(2));
+    release(&mut slab, &[1, 2]);
+    assert_eq!(drain(&mut slab), [2, 1]);
+}
+
+#[test]
+fn a_change_of_priority_while_queued_moves_the_page_to_the_end_of_the_new_level() {
+    let mut slab = held(&[20, 20, 80, 80]);
+    release(&mut slab, &[1, 2, 3, 4]);
+    slab.set_priority(PageId(1), level(80));
+    slab.set_priority(PageId(4), level(20));
+    assert_eq!(drain(&mut slab), [2, 4, 3, 1]);
+}
+
+#[test]
+fn a_change_of_priority_in_use_counts_at_the_release() {
+    let mut slab = held(&[20, 35]);
+    slab.set_priority(PageId(1), level(80));
+    release(&mut slab, &[1, 2]);
+    assert_eq!(drain(&mut slab), [2, 1]);
+}
+
+#[test]
+fn a_change_of_priority_does_not_move_an_uncached_page() {
+    let mut slab = held(&[35, 35]);
+    slab.withdraw(PageId(1));
+    slab.withdraw(PageId(2));
+    release(&mut slab, &[1, 2]);
+    slab.set_priority(PageId(1), level(100));
+    assert_eq!(drain(&mut slab), [1, 2]);
+}
+
+#[test]
+fn a_refreshed_page_counts_as_released_just_now() {
+    let mut slab = held(&[35; 3]);
+    release(&mut slab, &[1, 2, 3]);
+    slab.refresh(PageId(1));
+    assert_eq!(drain(&mut slab), [2, 3, 1]);
+}
+
+#[test]
+fn refreshing_a_page_in_use_does_nothing() {
+    let mut slab = held(&[35; 2]);
+    slab.refresh(PageId(1));
+    assert_eq!((slab.evictable(), slab.refs(PageId(1))), (0, 1));
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_page_in_flight_queues_when_its_transfer_ends() {
+    let mut slab = held(&[35; 3]);
+    slab.pin(PageId(1));
+    release(&mut slab, &[1, 2, 3]);
+    slab.unpin(PageId(1));
+    assert_eq!(drain(&mut slab), [2, 3, 1]);
+}
+
+#[test]
+fn forgetting_everything_joins_the_levels_in_order_behind_the_uncached_pages() {
+    // One list after another, each as it was: what splicing 102 lists gives, whatever their lengths.
+    let mut slab = held(&[80, 20, 80, 35, 20, 0]);
+    release(&mut slab, &[3, 5, 1, 4, 2]);
+    slab.withdraw(PageId(6));
+    release(&mut slab, &[6]);
+    slab.forget_all();
+    assert_eq!(slab.eviction_order().map(|page| page.0).collect::<Vec<_>>(), [6, 5, 2, 4, 3, 1]);
+    assert!((1..=6).all(|page| slab.node(PageId(page)).is_none()));
+    assert_eq!(drain(&mut slab), [6, 5, 2, 4, 3, 1]);
+}
+
+#[test]
+fn forgotten_pages_are_handed_out_as_evicting_nothing() {
+    let mut slab = held(&[35]);
+    release(&mut slab, &[1]);
+    slab.forget_all();
+    assert_eq!(slab.take(Priority::DEFAULT).map(|taken| taken.evicted), Some(None));
+}
+
+#[test]
+fn pages_cached_after_a_forgetting_queue_at_their_level_again() {
+    let mut slab = held(&[35, 35, 0]);
+    release(&mut slab, &[1]);
+    slab.forget_all();
+    slab.publish(PageId(2), NodeLink(2), Step(2));
+    slab.publish(PageId(3), NodeLink(3), Step(2));
+    release(&mut slab, &[2, 3]);
+    assert_eq!(drain(&mut slab), [1, 3, 2]);
+}

@@ -1,0 +1,206 @@
+//! How a page moves between its states, and when references and pins end.
+
+use block_pool::{NodeLink, PageId, PageState, Priority, PriorityError, Slab, Step, Taken};
+
+fn slab(pages: u32) -> Slab {
+    Slab::new(pages, Priority::DEFAULT)
+}
+
+fn take(slab: &mut Slab) -> PageId {
+    slab.take(Priority::DEFAULT).expect("a page is free").page
+}
+
+/// A page that stands for `node`, released in step 1.
+fn cached(slab: &mut Slab, node: u32) -> PageId {
+    let page = take(slab);
+    slab.publish(page, NodeLink(node), Step(1));
+    slab.release(page, Step(1));
+    page
+}
+
+fn level(level: i64) -> Priority {
+    Priority::new(level).expect("a level from 0 to 100")
+}
+
+#[test]
+fn pristine_pages_are_handed_out_lowest_id_first_and_never_the_null_page() {
+    let mut slab = slab(3);
+    assert_eq!(slab.state(PageId(1)), PageState::Pristine);
+    let pages: Vec<_> = std::iter::from_fn(|| slab.take(Priority::DEFAULT)).collect();
+    let expected = [1, 2, 3].map(|id| Taken { page: PageId(id), evicted: None, pristine: true });
+    assert_eq!(pages, expected);
+    assert_eq!((slab.total(), slab.available(), slab.pristine()), (3, 0, 0));
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_slab_without_usable_pages_hands_out_none() {
+    let mut slab = slab(0);
+    assert_eq!(slab.take(Priority::DEFAULT), None);
+    assert_eq!(slab.total(), 0);
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_page_is_referenced_until_its_last_reference_ends() {
+    let mut slab = slab(2);
+    let page = take(&mut slab);
+    slab.acquire(page);
+    slab.release(page, Step(1));
+    assert_eq!((slab.state(page), slab.refs(page)), (PageState::Referenced, 1));
+    slab.release(page, Step(1));
+    assert_eq!((slab.state(page), slab.refs(page)), (PageState::Evictable, 0));
+    assert_eq!((slab.available(), slab.evictable(), slab.pristine()), (2, 1, 1));
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_hit_takes_an_evictable_page_out_of_its_queue_with_what_it_stands_for() {
+    let mut slab = slab(2);
+    let page = cached(&mut slab, 7);
+    slab.acquire(page);
+    assert_eq!(slab.state(page), PageState::Referenced);
+    assert_eq!(slab.node(page), Some(NodeLink(7)));
+    assert_eq!(slab.evictable(), 0);
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_page_released_during_a_transfer_is_in_flight_until_the_transfer_ends() {
+    let mut slab = slab(1);
+    let page = take(&mut slab);
+    slab.pin(page);
+    slab.release(page, Step(1));
+    assert_eq!(slab.state(page), PageState::InFlight);
+    assert_eq!((slab.in_flight(), slab.available()), (1, 0));
+    assert_eq!(slab.take(Priority::DEFAULT), None);
+    assert!(slab.unpin(page));
+    assert_eq!(slab.state(page), PageState::Evictable);
+    assert_eq!((slab.in_flight(), slab.available()), (0, 1));
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_transfer_that_ends_first_leaves_the_page_referenced() {
+    let mut slab = slab(1);
+    let page = take(&mut slab);
+    slab.pin(page);
+    assert!(!slab.unpin(page));
+    assert_eq!((slab.state(page), slab.pins(page)), (PageState::Referenced, 0));
+    slab.release(page, Step(1));
+    assert_eq!(slab.state(page), PageState::Evictable);
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_transfer_of_an_evictable_page_takes_it_out_of_its_queue() {
+    let mut slab = slab(1);
+    let page = cached(&mut slab, 7);
+    slab.pin(page);
+    assert_eq!((slab.state(page), slab.available()), (PageState::InFlight, 0));
+    assert!(slab.unpin(page));
+    assert_eq!((slab.state(page), slab.node(page)), (PageState::Evictable, Some(NodeLink(7))));
+    slab.verify().unwrap();
+}
+
+#[test]
+fn only_the_last_of_several_transfers_makes_a_page_evictable() {
+    let mut slab = slab(1);
+    let page = cached(&mut slab, 7);
+    slab.pin(page);
+    slab.pin(page);
+    assert!(!slab.unpin(page));
+    assert_eq!((slab.state(page), slab.in_flight()), (PageState::InFlight, 1));
+    assert!(slab.unpin(page));
+    assert_eq!(slab.in_flight(), 0);
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_hit_on_a_page_in_flight_makes_it_referenced_and_keeps_the_pin() {
+    let mut slab = slab(1);
+    let page = cached(&mut slab, 7);
+    slab.pin(page);
+    slab.acquire(page);
+    assert_eq!((slab.state(page), slab.in_flight()), (PageState::Referenced, 0));
+    assert!(!slab.unpin(page));
+    slab.release(page, Step(2));
+    assert_eq!(slab.state(page), PageState::Evictable);
+    slab.verify().unwrap();
+}
+
+#[test]
+fn the_last_use_is_the_newest_step_of_all_holders_and_publishers() {
+    let mut slab = slab(1);
+    let page = take(&mut slab);
+    slab.acquire(page);
+    slab.publish(page, NodeLink(1), Step(4));
+    assert_eq!(slab.last_use(page), Step(4));
+    slab.release(page, Step(9));
+    slab.release(page, Step(6));
+    assert_eq!(slab.last_use(page), Step(9));
+}
+
+#[test]
+fn the_last_use_outlives_the_next_holder() {
+    let mut slab = slab(1);
+    let page = take(&mut slab);
+    slab.release(page, Step(9));
+    assert_eq!(take(&mut slab), page);
+    assert_eq!(slab.last_use(page), Step(9));
+}
+
+#[test]
+fn a_page_handed_out_again_stands_for_nothing() {
+    let mut slab = slab(1);
+    let page = cached(&mut slab, 7);
+    let taken = slab.take(level(80)).expect("the page is evictable");
+    assert_eq!(taken, Taken { page, evicted: Some(NodeLink(7)), pristine: false });
+    assert_eq!((slab.node(page), slab.priority(page)), (None, level(80)));
+    slab.verify().unwrap();
+}
+
+#[test]
+fn pages_in_use_stand_for_nothing_after_everything_is_forgotten() {
+    let mut slab = slab(2);
+    let page = take(&mut slab);
+    slab.publish(page, NodeLink(7), Step(1));
+    slab.forget_all();
+    assert_eq!((slab.state(page), slab.node(page)), (PageState::Referenced, None));
+    slab.publish(page, NodeLink(8), Step(1));
+    assert_eq!(slab.node(page), Some(NodeLink(8)));
+    slab.verify().unwrap();
+}
+
+#[test]
+fn a_page_is_marked_once_a_planning_pass() {
+    let mut slab = slab(2);
+    slab.open_marks();
+    assert_eq!([1, 1, 2].map(|id| slab.mark(PageId(id))), [true, false, true]);
+    slab.open_marks();
+    assert!(slab.mark(PageId(1)));
+}
+
+#[test]
+fn priorities_are_0_to_100_and_an_error_says_so() {
+    assert_eq!([0, 100].map(|given| level(given).level()), [0, 100]);
+    for given in [-1, 101, 256, i64::MIN] {
+        assert_eq!(Priority::new(given), Err(PriorityError(given)));
+    }
+    let message = PriorityError(101).to_string();
+    assert_eq!(message, "priority 101: must be 0 (evicted first) to 100 (evicted last)");
+}
+
+#[test]
+fn the_fingerprint_sees_the_order_of_a_queue() {
+    let print = |order: [u32; 2]| {
+        let mut slab = slab(2);
+        (take(&mut slab), take(&mut slab));
+        order.into_iter().for_each(|id| slab.release(PageId(id), Step(1)));
+        let mut hasher = std::hash::DefaultHasher::new();
+        slab.fingerprint(&mut hasher);
+        std::hash::Hasher::finish(&hasher)
+    };
+    assert_eq!(print([1, 2]), print([1, 2]));
+    assert_ne!(print([1, 2]), print([2, 1]));
+}

@@ -1,0 +1,117 @@
+//! Copies: what they hold, after which step they may start, and what their end does to the queues.
+
+use crate::common::{claim, computed, config, forward, prompt, row};
+use block_pool::{PageId, PageState, Step};
+use cache_manager::{Ledger, SlotId};
+
+/// Two stored blocks on pages 1 and 2, and the request that holds them.
+fn two_blocks() -> (Ledger, SlotId) {
+    let mut ledger = Ledger::new(config(8));
+    let slot = computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    (ledger, slot)
+}
+
+fn order(ledger: &Ledger) -> Vec<u32> {
+    ledger.verify().unwrap();
+    ledger.slab().eviction_order().map(|page| page.0).collect()
+}
+
+#[test]
+fn a_copy_names_its_pages_in_the_order_of_the_blocks() {
+    let (mut ledger, slot) = two_blocks();
+    assert_eq!(ledger.start_copy(slot, 0, 2).unwrap().pages, [PageId(1), PageId(2)]);
+    assert_eq!(ledger.start_copy(slot, 1, 1).unwrap().pages, [PageId(2)]);
+    ledger.verify().unwrap();
+}
+
+#[test]
+fn a_copy_waits_for_the_newest_step_of_its_request() {
+    let (mut ledger, slot) = two_blocks();
+    ledger.update(slot, 9).unwrap();
+    ledger.alloc(&[slot], &[]).unwrap();
+    assert_eq!(ledger.start_copy(slot, 0, 1).unwrap().after, Step(2));
+}
+
+#[test]
+fn a_copy_of_an_adopted_page_waits_for_the_step_that_writes_it() {
+    let mut ledger = Ledger::new(config(8));
+    let adopter = claim(&mut ledger, prompt(&[1, 2, 3, 4, 5]));
+    let writer = claim(&mut ledger, prompt(&[1, 2, 3, 4, 6]));
+    for slot in [adopter, writer] {
+        ledger.alloc(&[slot], &[]).unwrap();
+        ledger.close_step();
+    }
+    ledger.step(&[writer], &[], None).unwrap();
+    ledger.step(&[adopter], &[], None).unwrap();
+    assert_eq!(row(&ledger, adopter)[0], row(&ledger, writer)[0]);
+    assert_eq!(ledger.start_copy(adopter, 0, 1).unwrap().after, Step(2));
+}
+
+#[test]
+fn a_page_released_during_a_copy_is_handed_out_after_its_end() {
+    let mut ledger = Ledger::new(config(2));
+    let slot = computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let job = ledger.start_copy(slot, 0, 2).unwrap();
+    ledger.release(&[slot]).unwrap();
+    assert_eq!((ledger.slab().in_flight(), ledger.slab().available()), (2, 0));
+    let other = claim(&mut ledger, prompt(&[9]));
+    assert!(ledger.alloc(&[other], &[]).is_err());
+    ledger.finish_copies(&[job.id.0]).unwrap();
+    forward(&mut ledger, other);
+    ledger.verify().unwrap();
+}
+
+#[test]
+fn a_page_in_flight_can_be_hit() {
+    let (mut ledger, slot) = two_blocks();
+    let job = ledger.start_copy(slot, 0, 2).unwrap();
+    ledger.release(&[slot]).unwrap();
+    let again = claim(&mut ledger, prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9]));
+    ledger.alloc(&[again], &[]).unwrap();
+    assert_eq!(row(&ledger, again)[..2], [1, 2]);
+    ledger.finish_copies(&[job.id.0]).unwrap();
+    assert_eq!(ledger.slab().state(PageId(1)), PageState::Referenced);
+    ledger.verify().unwrap();
+}
+
+#[test]
+fn a_page_that_is_being_copied_is_never_written_again() {
+    let mut ledger = Ledger::new(config(8));
+    let slot = computed(&mut ledger, &[1, 2, 3]);
+    let job = ledger.start_copy(slot, 0, 1).unwrap();
+    ledger.truncate(slot, 2).unwrap();
+    assert_eq!(ledger.position(slot).unwrap().processed, 0);
+    ledger.update(slot, 9).unwrap();
+    ledger.alloc(&[slot], &[]).unwrap();
+    assert_ne!(row(&ledger, slot), [job.pages[0].0]);
+    assert_eq!(ledger.slab().state(job.pages[0]), PageState::InFlight);
+    ledger.verify().unwrap();
+}
+
+#[test]
+fn copies_that_end_root_first_leave_the_tail_to_be_evicted_first() {
+    let (mut ledger, slot) = two_blocks();
+    let jobs = [0, 1].map(|block| ledger.start_copy(slot, block, 1).unwrap().id.0);
+    ledger.release(&[slot]).unwrap();
+    ledger.finish_copies(&jobs).unwrap();
+    assert_eq!(order(&ledger), [2, 1]);
+}
+
+#[test]
+fn a_copy_of_the_tail_that_ends_late_does_not_put_it_behind_the_block_above() {
+    let (mut ledger, slot) = two_blocks();
+    let job = ledger.start_copy(slot, 1, 1).unwrap();
+    ledger.release(&[slot]).unwrap();
+    assert_eq!(order(&ledger), [1]);
+    ledger.finish_copies(&[job.id.0]).unwrap();
+    assert_eq!(order(&ledger), [2, 1]);
+}
+
+#[test]
+fn completions_may_come_with_the_opening_of_a_step() {
+    let (mut ledger, slot) = two_blocks();
+    let job = ledger.start_copy(slot, 0, 1).unwrap();
+    assert_eq!(ledger.begin_step(Some(1.5), &[job.id.0]), Ok(Step(2)));
+    assert_eq!(ledger.slab().pins(PageId(1)), 0);
+    ledger.verify().unwrap();
+}

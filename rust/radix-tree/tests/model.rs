@@ -1,0 +1,197 @@
+//! Any order of calls, compared with a map from whole paths after each; most hashes collide.
+
+use block_hash::Token;
+use block_pool::PageId;
+use proptest::prelude::*;
+use radix_tree::{DigestCollision, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
+use std::collections::{BTreeMap, HashMap};
+
+/// Token and extra key of a block of one token.
+type Block = (Token, &'static [u8]);
+/// A salt, and the blocks from the root on.
+type Path = (&'static str, Vec<Block>);
+
+const SALTS: [&str; 3] = ["", "a", "b"];
+const EXTRA_KEYS: [&[u8]; 3] = [b"", b"a", b"ab"];
+
+#[derive(Clone, Debug)]
+enum Call {
+    /// Stores the block below its parent, if the parent is there.
+    Store(Path),
+    Lose(usize),
+    Anchor(usize),
+    ReleaseAnchor(usize),
+    Find(Path),
+}
+
+fn any_path() -> impl Strategy<Value = Path> {
+    let block = (0..3, prop::sample::select(&EXTRA_KEYS));
+    (prop::sample::select(&SALTS), prop::collection::vec(block, 1..4))
+}
+
+fn any_call() -> impl Strategy<Value = Call> {
+    prop_oneof![
+        8 => any_path().prop_map(Call::Store),
+        4 => any::<usize>().prop_map(Call::Lose),
+        2 => any::<usize>().prop_map(Call::Anchor),
+        3 => any::<usize>().prop_map(Call::ReleaseAnchor),
+        8 => any_path().prop_map(Call::Find),
+    ]
+}
+
+/// A chained hash so short that many paths share one.
+fn hash((salt, blocks): &Path) -> u64 {
+    let start = salt.len() as u64 + u64::from(*salt == "b");
+    blocks.iter().fold(start, |hash, (token, extra)| {
+        (hash * 31 + u64::from(token.unsigned_abs()) * 7 + extra.len() as u64) % 41
+    })
+}
+
+fn key(salt: &str) -> NamespaceKey {
+    NamespaceKey { salt: salt.into(), ..NamespaceKey::default() }
+}
+
+#[derive(Debug)]
+struct Stored {
+    node: NodeId,
+    page: Option<PageId>,
+    anchors: u32,
+}
+
+#[derive(Default)]
+struct Model {
+    paths: BTreeMap<Path, Stored>,
+    pages: u32,
+}
+
+impl Model {
+    fn parent(&self, namespace: NamespaceId, path: &Path) -> Option<ParentId> {
+        let mut above = path.clone();
+        above.1.pop();
+        if above.1.is_empty() {
+            return Some(ParentId::Root(namespace));
+        }
+        self.paths.get(&above).map(|stored| ParentId::Node(stored.node))
+    }
+
+    /// Whether another path has the hash of `path`.
+    fn collides(&self, path: &Path) -> bool {
+        self.paths.keys().any(|other| other != path && hash(other) == hash(path))
+    }
+
+    /// The `choice`-th (around) of the blocks that are legal.
+    fn choose(&mut self, choice: usize, legal: impl Fn(&Stored) -> bool) -> Option<&mut Stored> {
+        let mut legal: Vec<&mut Stored> = self.paths.values_mut().filter(|stored| legal(stored)).collect();
+        let index = choice.checked_rem(legal.len())?;
+        Some(legal.swap_remove(index))
+    }
+
+    /// Drops paths that hold nothing and lead nowhere, the longest first.
+    fn prune(&mut self) {
+        let mut paths: Vec<Path> = self.paths.keys().cloned().collect();
+        paths.sort_by_key(|(_, blocks)| std::cmp::Reverse(blocks.len()));
+        for path in paths {
+            let leads_on = self.paths.keys().any(|other| {
+                other.0 == path.0 && other.1.len() > path.1.len() && other.1.starts_with(&path.1)
+            });
+            let stored = &self.paths[&path];
+            if stored.page.is_none() && stored.anchors == 0 && !leads_on {
+                self.paths.remove(&path);
+            }
+        }
+    }
+
+    /// Makes the call on both sides, if it is legal.
+    fn call(&mut self, tree: &mut PrefixTree, call: &Call) {
+        match call {
+            Call::Store(path) | Call::Find(path) => {
+                let namespace = tree.acquire_namespace(&key(path.0));
+                if let Some(parent) = self.parent(namespace, path) {
+                    match call {
+                        Call::Store(_) => self.store(tree, parent, path),
+                        _ => self.find(tree, parent, path),
+                    }
+                }
+                tree.release_namespace(namespace);
+            }
+            Call::Lose(choice) => {
+                if let Some(stored) = self.choose(*choice, |stored| stored.page.is_some()) {
+                    stored.page = None;
+                    tree.clear_page(stored.node);
+                }
+            }
+            Call::Anchor(choice) => {
+                if let Some(stored) = self.choose(*choice, |_| true) {
+                    stored.anchors += 1;
+                    tree.anchor(stored.node);
+                }
+            }
+            Call::ReleaseAnchor(choice) => {
+                if let Some(stored) = self.choose(*choice, |stored| stored.anchors > 0) {
+                    stored.anchors -= 1;
+                    tree.release_anchor(stored.node);
+                }
+            }
+        }
+        self.prune();
+    }
+
+    fn store(&mut self, tree: &mut PrefixTree, parent: ParentId, path: &Path) {
+        let (token, extra) = path.1[path.1.len() - 1];
+        let inserted = tree.insert(parent, hash(path), &[token], extra);
+        if self.collides(path) {
+            assert_eq!(inserted, Insertion::Collision);
+            return;
+        }
+        let stored = match (self.paths.get_mut(path), inserted) {
+            (Some(stored), Insertion::Existing(node)) if stored.node == node => stored,
+            (None, Insertion::New(node)) => {
+                self.paths.entry(path.clone()).or_insert(Stored { node, page: None, anchors: 0 })
+            }
+            (stored, inserted) => panic!("{stored:?} is stored, the tree says {inserted:?}"),
+        };
+        if stored.page.is_none() {
+            self.pages += 1;
+            stored.page = Some(PageId(self.pages));
+            tree.set_page(stored.node, PageId(self.pages));
+        }
+    }
+
+    fn find(&self, tree: &PrefixTree, parent: ParentId, path: &Path) {
+        let (token, extra) = path.1[path.1.len() - 1];
+        let expected = match self.paths.get(path) {
+            Some(stored) => Ok(Some(stored.node)),
+            None if self.collides(path) => Err(DigestCollision),
+            None => Ok(None),
+        };
+        assert_eq!(tree.find(parent, hash(path), &[token], extra), expected);
+    }
+
+    fn compare(&self, tree: &PrefixTree) {
+        let anchors: HashMap<NodeId, u32> =
+            self.paths.values().map(|stored| (stored.node, stored.anchors)).collect();
+        tree.verify(&anchors).unwrap();
+        assert_eq!(tree.len(), self.paths.len());
+        for salt in SALTS {
+            let used = self.paths.keys().any(|path| path.0 == salt);
+            assert_eq!(tree.find_namespace(&key(salt)).is_some(), used, "namespace {salt:?}");
+        }
+        for (path, stored) in &self.paths {
+            assert_eq!(tree.page(stored.node), stored.page, "{path:?}");
+            assert_eq!(tree.tokens(stored.node), [path.1[path.1.len() - 1].0], "{path:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(250))]
+
+    #[test]
+    fn any_order_of_calls_leaves_what_a_map_of_paths_says(calls in prop::collection::vec(any_call(), 1..120)) {
+        let (mut tree, mut model) = (PrefixTree::new(1, 0), Model::default());
+        for call in &calls {
+            model.call(&mut tree, call);
+            model.compare(&tree);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What the tree finds, keeps and forgets.
+
+use block_hash::Token;
+use block_pool::PageId;
+use radix_tree::{DigestCollision, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
+use std::collections::HashMap;
+
+const PAGE: usize = 2;
+
+fn tree() -> PrefixTree {
+    PrefixTree::new(PAGE, 16)
+}
+
+fn salt(salt: &str) -> NamespaceKey {
+    NamespaceKey { salt: salt.into(), ..NamespaceKey::default() }
+}
+
+/// The root of the namespace of a salt, held by the test.
+fn root(tree: &mut PrefixTree, name: &str) -> ParentId {
+    ParentId::Root(tree.acquire_namespace(&salt(name)))
+}
+
+/// Stores a new block on `page`.
+fn store(tree: &mut PrefixTree, parent: ParentId, key: u64, tokens: [Token; PAGE], page: u32) -> NodeId {
+    let Insertion::New(node) = tree.insert(parent, key, &tokens, &[]) else {
+        panic!("the block is there already, or its hash is another's")
+    };
+    tree.set_page(node, PageId(page));
+    node
+}
+
+fn verify(tree: &PrefixTree) {
+    tree.verify(&HashMap::new()).unwrap();
+}
+
+#[test]
+fn a_stored_block_is_found_below_its_parent_with_its_page() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [5, 6], 9);
+    let second = store(&mut tree, ParentId::Node(first), 2, [7, 8], 4);
+    assert_eq!(tree.find(root, 1, &[5, 6], &[]), Ok(Some(first)));
+    assert_eq!(tree.find(ParentId::Node(first), 2, &[7, 8], &[]), Ok(Some(second)));
+    assert_eq!((tree.page(first), tree.page(second)), (Some(PageId(9)), Some(PageId(4))));
+    assert_eq!((tree.parent(first), tree.parent(second)), (root, ParentId::Node(first)));
+    assert_eq!(tree.tokens(second), [7, 8]);
+    verify(&tree);
+}
+
+#[test]
+fn inserting_a_block_again_gives_the_node_that_is_there() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [5, 6], 9);
+    assert_eq!(tree.insert(root, 1, &[5, 6], &[]), Insertion::Existing(node));
+    assert_eq!(tree.len(), 1);
+    verify(&tree);
+}
+
+#[test]
+fn an_unknown_hash_is_a_miss_and_no_collision() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    store(&mut tree, root, 1, [5, 6], 9);
+    assert_eq!(tree.find(root, 2, &[5, 6], &[]), Ok(None));
+}
+
+/// The look-up and the insertion of a block whose hash is that of `[5, 6]` with extra keys `image`.
+fn with_equal_hash(
+    tokens: [Token; PAGE],
+    extra: &[u8],
+    below_itself: bool,
+    namespace: &str,
+) -> (Result<Option<NodeId>, DigestCollision>, Insertion) {
+    let mut tree = tree();
+    let owner = root(&mut tree, "");
+    let Insertion::New(node) = tree.insert(owner, 1, &[5, 6], b"image") else { panic!("the tree is empty") };
+    tree.set_page(node, PageId(9));
+    let parent = if below_itself { ParentId::Node(node) } else { root(&mut tree, namespace) };
+    let outcome = (tree.find(parent, 1, &tokens, extra), tree.insert(parent, 1, &tokens, extra));
+    assert_eq!((tree.len(), tree.page(node)), (1, Some(PageId(9))));
+    verify(&tree);
+    outcome
+}
+
+#[test]
+fn an_equal_hash_with_equal_parent_tokens_and_extra_keys_is_a_hit() {
+    let (found, inserted) = with_equal_hash([5, 6], b"image", false, "");
+    assert_eq!((found, inserted), (Ok(Some(NodeId(0))), Insertion::Existing(NodeId(0))));
+}
+
+#[test]
+fn an_equal_hash_with_other_tokens_is_a_collision() {
+    assert_eq!(with_equal_hash([5, 7], b"image", false, ""), (Err(DigestCollision), Insertion::Collision));
+}
+
+#[test]
+fn an_equal_hash_below_another_parent_is_a_collision() {
+    assert_eq!(with_equal_hash([5, 6], b"image", true, ""), (Err(DigestCollision), Insertion::Collision));
+}
+
+#[test]
+fn an_equal_hash_with_other_extra_keys_is_a_collision() {
+    for extra in [b"".as_slice(), b"imagf", b"imag", b"image2"] {
+        assert_eq!(with_equal_hash([5, 6], extra, false, ""), (Err(DigestCollision), Insertion::Collision));
+    }
+}
+
+#[test]
+fn an_equal_hash_in_another_namespace_is_a_collision() {
+    assert_eq!(with_equal_hash([5, 6], b"image", false, "b"), (Err(DigestCollision), Insertion::Collision));
+}
+
+#[test]
+fn a_hash_is_free_again_once_its_owner_has_gone() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [5, 6], 9);
+    tree.clear_page(node);
+    assert_eq!(tree.find(root, 1, &[5, 7], &[]), Ok(None));
+    store(&mut tree, root, 1, [5, 7], 9);
+    verify(&tree);
+}
+
+#[test]
+fn namespaces_are_compared_by_every_byte_of_salt_adapter_and_generation() {
+    let mut tree = tree();
+    let key = |salt: &str, adapter: &[u8], generation| NamespaceKey {
+        salt: salt.into(),
+        adapter: adapter.to_vec(),
+        generation,
+    };
+    let keys = [
+        key("", b"", 0),
+        key("a", b"", 0),
+        key("", b"a", 0),
+        key("a", b"bc", 0),
+        key("ab", b"c", 0),
+        key("", b"a\0", 0),
+        key("", b"a", 1),
+    ];
+    let ids: Vec<NamespaceId> = keys.iter().map(|key| tree.acquire_namespace(key)).collect();
+    let distinct: std::collections::HashSet<_> = ids.iter().collect();
+    assert_eq!(distinct.len(), keys.len());
+    assert_eq!(keys.each_ref().map(|key| tree.acquire_namespace(key)).to_vec(), ids);
+}
+
+#[test]
+fn a_namespace_lives_as_long_as_a_holder_or_a_block() {
+    let mut tree = tree();
+    let held = tree.acquire_namespace(&salt("a"));
+    assert_eq!(tree.acquire_namespace(&salt("a")), held);
+    let node = store(&mut tree, ParentId::Root(held), 1, [5, 6], 9);
+    tree.release_namespace(held);
+    tree.release_namespace(held);
+    assert_eq!(tree.find_namespace(&salt("a")), Some(held));
+    tree.clear_page(node);
+    assert_eq!(tree.find_namespace(&salt("a")), None);
+    verify(&tree);
+}
+
+#[test]
+fn a_namespace_without_blocks_goes_with_its_last_holder() {
+    let mut tree = tree();
+    let held = tree.acquire_namespace(&salt("a"));
+    tree.release_namespace(held);
+    assert_eq!(tree.find_namespace(&salt("a")), None);
+}
+
+#[test]
+fn a_lost_block_stays_as_long_as_a_block_below_it_is_stored() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [1, 1], 1);
+    let second = store(&mut tree, ParentId::Node(first), 2, [2, 2], 2);
+    let third = store(&mut tree, ParentId::Node(second), 3, [3, 3], 3);
+    tree.clear_page(first);
+    tree.clear_page(second);
+    assert_eq!((tree.len(), tree.page(second), tree.page(third)), (3, None, Some(PageId(3))));
+    tree.clear_page(third);
+    assert!(tree.is_empty());
+    verify(&tree);
+}
+
+#[test]
+fn pruning_stops_at_the_first_block_that_is_stored() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [1, 1], 1);
+    let second = store(&mut tree, ParentId::Node(first), 2, [2, 2], 2);
+    let third = store(&mut tree, ParentId::Node(second), 3, [3, 3], 3);
+    tree.clear_page(second);
+    tree.clear_page(third);
+    assert_eq!(tree.iter().collect::<Vec<_>>(), [first]);
+    verify(&tree);
+}
+
+#[test]
+fn pruning_stops_where_another_branch_begins() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [1, 1], 1);
+    let left = store(&mut tree, ParentId::Node(first), 2, [2, 2], 2);
+    let right = store(&mut tree, ParentId::Node(first), 3, [3, 3], 3);
+    tree.clear_page(first);
+    tree.clear_page(left);
+    assert_eq!(tree.find(root, 1, &[1, 1], &[]), Ok(Some(first)));
+    assert_eq!(tree.find(ParentId::Node(first), 3, &[3, 3], &[]), Ok(Some(right)));
+    assert_eq!(tree.len(), 2);
+    verify(&tree);
+}
+
+#[test]
+fn a_lost_block_that_is_computed_again_takes_its_old_place() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [1, 1], 1);
+    let second = store(&mut tree, ParentId::Node(first), 2, [2, 2], 2);
+    tree.clear_page(first);
+    assert_eq!(tree.insert(root, 1, &[1, 1], &[]), Insertion::Existing(first));
+    tree.set_page(first, PageId(7));
+    assert_eq!((tree.page(first), tree.page(second)), (Some(PageId(7)), Some(PageId(2))));
+    verify(&tree);
+}
+
+#[test]
+fn an_anchored_block_stays_without_a_page_until_its_last_anchor_ends() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [1, 1], 1);
+    tree.anchor(node);
+    tree.anchor(node);
+    tree.clear_page(node);
+    tree.verify(&HashMap::from([(node, 2)])).unwrap();
+    tree.release_anchor(node);
+    assert_eq!(tree.find(root, 1, &[1, 1], &[]), Ok(Some(node)));
+    tree.release_anchor(node);
+    assert!(tree.is_empty());
+    verify(&tree);
+}
+
+#[test]
+fn the_last_anchor_of_a_stored_block_leaves_the_block() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [1, 1], 1);
+    tree.anchor(node);
+    tree.release_anchor(node);
+    assert_eq!(tree.page(node), Some(PageId(1)));
+    verify(&tree);
+}
+
+#[test]
+fn an_anchor_that_nobody_claims_is_a_fault_that_names_the_node() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [1, 1], 1);
+    tree.anchor(node);
+    let fault = tree.verify(&HashMap::new()).unwrap_err();
+    assert_eq!(fault.to_string(), "node 0: counts 1 children, has 0 and 0 anchors");
+}
+
+#[test]
+fn a_block_with_neither_page_nor_children_is_a_fault() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    tree.insert(root, 1, &[1, 1], &[]);
+    assert_eq!(tree.verify(&HashMap::new()).unwrap_err().node, NodeId(0));
+}
+
+#[test]
+fn clearing_drops_every_block_and_namespace() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    store(&mut tree, root, 1, [1, 1], 1);
+    tree.clear();
+    assert_eq!((tree.len(), tree.find_namespace(&salt(""))), (0, None));
+    verify(&tree);
+}

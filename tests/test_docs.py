@@ -1,0 +1,91 @@
+"""The documents against the code: their examples run, and what they name is there."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pagekeeper.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def fenced(document: Path, language: str) -> list[tuple[int, str]]:
+    """The blocks of one language: the line that each starts at, and its text."""
+    text = document.read_text()
+    blocks = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start(1)) + 1, block[1]) for block in blocks]
+
+
+def with_examples(language: str) -> list[Any]:
+    return [pytest.param(path, id=path.name) for path in DOCUMENTS if fenced(path, language)]
+
+
+@pytest.mark.parametrize("document", with_examples("python"))
+def test_the_examples_of_a_document_run_from_top_to_bottom_and_print_what_it_says(document: Path) -> None:
+    names: dict[str, Any] = {}
+    for line, source in fenced(document, "python"):
+        if "import torch" in source:
+            pytest.importorskip("torch")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            # Blank lines in front, so that a failure names the line of the document.
+            exec(compile("\n" * (line - 1) + source, document, "exec"), names)
+        said = re.findall(r"^print\(.*\)  # (.*)$", source, re.MULTILINE)
+        assert printed.getvalue().splitlines() == said
+
+
+def test_the_replay_in_the_readme_gives_the_figures_below_it() -> None:
+    readme = ROOT / "README.md"
+    (command,) = (source for _, source in fenced(readme, "sh") if source.startswith("pagekeeper "))
+    ((_, figures),) = fenced(readme, "text")
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, command.split()[1:])
+    printed = [
+        " ".join(line.replace("━", "").replace("╸", "").split()) for line in result.output.splitlines()
+    ]
+    assert [line for line in figures.splitlines() if " ".join(line.split()) not in printed] == []
+
+
+@pytest.mark.parametrize("document", [pytest.param(path, id=path.name) for path in DOCUMENTS])
+def test_the_links_of_a_document_lead_to_files_that_are_there(document: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text())
+    assert [target for target in targets if not (document.parent / target).is_file()] == []
+
+
+def test_every_make_command_that_a_document_names_is_in_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        name for path in DOCUMENTS for name in re.findall(r"(?:`|^)make ([a-z-]+)", path.read_text(), re.M)
+    }
+    assert named - targets == set()
+
+
+@pytest.mark.parametrize("folder", re.findall(r"^### (\S+/\S+)$", ARCHITECTURE, re.MULTILINE))
+def test_the_map_has_each_module_of_a_folder_and_no_other(folder: str) -> None:
+    section = ARCHITECTURE.split(f"### {folder}\n")[1].split("\n#")[0]
+    mapped = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    source = ROOT / folder / "src" if folder.startswith("rust/") else ROOT / folder
+    modules = [path.stem for path in source.iterdir() if path.suffix in {".rs", ".py"} or path.is_dir()]
+    entry_points = {"lib", "__init__", "__main__", "__pycache__"}
+    assert sorted(mapped) == sorted(set(modules) - entry_points)
+
+
+@pytest.mark.parametrize(("owner", "member"), sorted(set(re.findall(r"`(\w+)::(\w+)`", ARCHITECTURE))))
+def test_what_the_architecture_names_of_rust_is_in_a_crate(owner: str, member: str) -> None:
+    sources = [path.read_text() for path in (ROOT / "rust").glob("*/src/**/*.rs")]
+    homes = [text for text in sources if re.search(rf"\b(?:struct|enum|impl) {owner}\b", text)]
+    assert any(re.search(rf"\bfn {member}\b|^    {member}\b", text, re.MULTILINE) for text in homes)
+
+
+@pytest.mark.parametrize(("owner", "member"), sorted(set(re.findall(r"`([A-Z]\w+)\.(\w+)`", ARCHITECTURE))))
+def test_what_the_architecture_names_of_python_is_in_the_package(owner: str, member: str) -> None:
+    package = ROOT / "python" / "pagekeeper"
+    sources = [path.read_text() for path in (*package.glob("*.py"), package / "_native.pyi")]
+    homes = [text for text in sources if f"class {owner}" in text]
+    assert any(f"def {member}(" in text for text in homes)
