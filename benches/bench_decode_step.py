@@ -10,6 +10,7 @@ import pytest
 from workbench import cache, prompts, request
 
 from conftest import Row
+from pagekeeper.params import HashAlgorithm
 
 pytestmark = pytest.mark.benchmark(group="decode step", timer=time.thread_time)
 
@@ -18,11 +19,12 @@ PROMPT = 1024
 STEPS = 300
 
 
+@pytest.mark.parametrize("algo", ["ahash64", "sha256"])
 @pytest.mark.parametrize("page_size", [16, 128])
 @pytest.mark.parametrize("form", ["arrays", "lists", "updates"])
-def test_decode_step(row: Row, form: str, page_size: int) -> None:
+def test_decode_step(row: Row, form: str, page_size: int, algo: HashAlgorithm) -> None:
     """By arrays of slots, by lists of contexts, or by lists with one `ctx.update` a request."""
-    kv = cache(page_size, REQUESTS * (-(-(PROMPT + STEPS + 3) // page_size)))
+    kv = cache(page_size, REQUESTS * (-(-(PROMPT + STEPS + 3) // page_size)), algo)
     contexts = [request(tokens) for tokens in itertools.islice(prompts(PROMPT), REQUESTS)]
     slots = np.array([kv.claim(ctx) for ctx in contexts], np.int32)
     batch = slots if form == "arrays" else contexts

@@ -39,8 +39,7 @@ class Row:
             teardown: runs after each round, untimed, with the same arguments.
         """
         self.benchmark.pedantic(action, setup=setup, teardown=teardown, rounds=rounds, warmup_rounds=1)
-        if self.benchmark.stats is not None:  # None under --benchmark-disable
-            self.says(self.benchmark.stats.stats.median * _SECOND_IN[unit.split("/")[0]] / units, unit)
+        self.says(self.benchmark.stats.stats.median * _SECOND_IN[unit.split("/")[0]] / units, unit)
 
     def says(self, figure: float, unit: str) -> None:
         """Gives the row's figure where it is not the time of a round."""
@@ -54,6 +53,11 @@ def row(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Iterator
     if "figure" in info:
         figures = request.config.stash.setdefault(_FIGURES, [])
         figures.append((request.node.name, info["figure"], info["unit"]))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not item.config.getoption("benchmark_enable"):
+        pytest.skip("benchmarks are off: give --benchmark-enable")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

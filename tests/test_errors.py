@@ -164,6 +164,16 @@ def test_a_token_for_a_step_that_left_prompt_to_compute_is_refused() -> None:
     assert kv.fingerprint() == before
 
 
+def test_an_item_behind_the_prompt_is_refused_at_claim() -> None:
+    kv = manager()
+    ctx = request(PROMPT[:8], mm_items=[(bytes(32), 6, 4)])
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match="10"):
+        kv.claim(ctx)
+    assert kv.fingerprint() == before
+    assert not kv.contains(ctx)
+
+
 def test_an_unknown_argument_of_a_context_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         request([1], salt="a")

@@ -1,5 +1,6 @@
 """A request's life: claim, alloc, step, release; chunks, late hits, room, preemption."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,25 @@ def test_a_batch_that_does_not_fit_takes_nothing_and_names_the_first_that_did_no
     assert refused.value.request_id == b.request_id
     assert kv.fingerprint() == before
     assert free(kv) == 4
+
+
+@dataclass
+class EngineRequest:
+    """A request class of somebody else's engine."""
+
+    request_id: str
+    tokens: list[int]
+    cache_salt: str | None = None
+
+
+def test_an_engines_own_request_is_read_at_claim_and_fed_by_its_slot() -> None:
+    kv = manager(pages=4)
+    slots = np.array([kv.claim(EngineRequest("theirs", PROMPT[:8], cache_salt="a"))], np.int32)
+    kv.alloc(slots)
+    kv.step(slots, new_tokens=[7])
+    kv.release(slots)
+    assert hit(kv, PROMPT, salt="a") == 8
+    assert hit(kv, PROMPT) == 0
 
 
 # Reuse at every alloc before the prompt is finished (MGR-6)
@@ -405,6 +425,26 @@ def test_a_padding_request_reads_the_null_page_and_takes_none() -> None:
     assert not tables.lookup_table[1].any()
     assert free(kv) == 2
     kv.verify()
+
+
+def test_a_padding_request_is_stepped_and_released_like_any_other_and_stores_nothing() -> None:
+    kv = manager(pages=4)
+    padding = claimed(kv, PROMPT[:8])
+    kv.alloc_dummy(padding)
+    kv.step(padding, new_tokens=[0])
+    assert hit(kv, PROMPT) == 0
+    kv.release(padding)
+    assert free(kv) == 4
+    kv.verify()
+
+
+def test_a_request_that_holds_pages_cannot_become_padding() -> None:
+    kv = manager(pages=4)
+    ctx = prefilled(kv, PROMPT[:5])
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match="padding"):
+        kv.alloc_dummy(ctx)
+    assert kv.fingerprint() == before
 
 
 def test_the_dummy_cache_accepts_everything_and_holds_nothing() -> None:

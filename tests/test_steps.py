@@ -397,6 +397,16 @@ def test_a_block_that_is_copied_during_a_reset_is_not_found_afterwards() -> None
     kv.verify()
 
 
+def test_the_null_page_is_never_pinned() -> None:
+    kv = manager(pages=4)
+    padding = claimed(kv, PROMPT[:4])
+    kv.alloc_dummy(padding)
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match="blocks"):
+        LateMover(kv).start(padding)
+    assert kv.fingerprint() == before
+
+
 def test_time_does_not_go_back() -> None:
     kv = manager()
     kv.begin_step(now=2.0)

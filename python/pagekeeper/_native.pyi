@@ -199,7 +199,7 @@ def hash_blocks(
     """The hash of each full block of a sequence; a partial last block has none.
 
     Args:
-        tokens: a 1-D integer array (strided and byte-swapped ones too) or a list of ints, -2**31 to 2**31 - 1.
+        tokens: a 1-D integer array (strided and byte-swapped ones too) or a list of ints, each an int32.
         page_size: tokens in a block.
         algo: "ahash64" (8 bytes, fast), "sha256" (32 bytes) or "sha256_64" (its first 8 bytes).
         parent: hash of the block before the first: 8 bytes for "ahash64", 32 for the SHA family, where it
@@ -211,7 +211,8 @@ def hash_blocks(
         mm_items: multimodal items, (32-byte content hash, first token, tokens) each.
         prompt_embeds: prompt embeddings, (32-byte digest, first token, tokens) each.
         extra_ids: one unsigned 64-bit number a token, 0 for none.
-        overrides: (token index, value): -2**63 to 2**64 - 1, at most one a token; out-of-range indices are ignored.
+        overrides: (token index, value): -2**63 to 2**64 - 1, at most one a token; indices out of range are
+            ignored.
 
     Raises:
         ValueError: what is out of range, and where.
@@ -241,4 +242,4 @@ def hash_blocks_batch(
     """
 
 def hash_cpu_path() -> str:
-    """The instructions that hash on this machine; PAGEKEEPER_CPU=portable in the environment avoids special ones."""
+    """The instructions that hash here; PAGEKEEPER_CPU=portable in the environment avoids special ones."""

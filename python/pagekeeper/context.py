@@ -27,6 +27,7 @@ class RequestID(str):
     __slots__ = ()
 
     def __new__(cls, value: str | None = None) -> RequestID:
+        """A request id: `value`, or a new one."""
         return super().__new__(cls, uuid.uuid4().hex if value is None else value)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
-    from pagekeeper.pools import Layout
+    from pagekeeper.pools import DevicePool, Layout
 
 __all__ = ["Batch", "PagedKVCacheManager"]
 
@@ -113,7 +113,7 @@ class PagedKVCacheManager:
         self._tables = TableWriter(
             self._core, max_batch_size, most_pages, max_tokens=pages * params.page_size + max_batch_size
         )
-        self._pool = None
+        self._pool: DevicePool | None = None
         if allocate_pools or buffers is not None:
             from pagekeeper.pools import DevicePool
 
@@ -232,7 +232,8 @@ class PagedKVCacheManager:
 
     def preempt(self, batch: Batch) -> None:
         """Takes all pages from requests, which stay claimed: the next `alloc` starts them over, from what is
-        still cached then."""
+        still cached then.
+        """
         self._core.preempt(batch)
 
     def release(self, batch: Batch) -> None:
@@ -374,8 +375,8 @@ class PagedKVCacheManager:
     def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: TextContext) -> int:
         """Writes a request's row of a TensorRT-LLM block-offset table.
 
-        The entry of a page is `(page * layers) * 2 + field` (0 keys, 1 values): block-first pools, the layer is
-        added by the kernel. Cells without a page are all ones.
+        The entry of a page is `page * layers * 2 + field` (0 keys, 1 values), as in block-first pools; the
+        kernels add the layer. Cells without a page are all ones.
 
         Args:
             out: int32 [1 pool, rows, 2, blocks].
@@ -437,9 +438,9 @@ class PagedKVCacheManager:
         """Drops the pool's memory. Calling it again does nothing."""
         self._pool = None
 
-    def _require_pool(self) -> Any:
+    def _require_pool(self) -> DevicePool:
         if self._pool is None:
-            raise ValueError("there is no pool: the manager was made with allocate_pools=False, or is shut down")
+            raise ValueError("there is no pool: allocate_pools=False was given, or the manager is shut down")
         return self._pool
 
     def _check_replica(self, replica_idx: int) -> None:

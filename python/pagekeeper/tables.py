@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pagekeeper._native import Ledger
 
-__all__ = ["FlashInferTables", "Form", "KVCacheInputs", "MaxTables", "TableWriter", "VllmTables", "check_form"]
+__all__ = ["FlashInferTables", "Form", "KVCacheInputs", "MaxTables", "TableWriter", "VllmTables"]
 
 Form = Literal["max", "vllm", "flashinfer"]
 
@@ -38,7 +38,7 @@ class MaxTables:
 
     Attributes:
         lookup_table: page of each block; uint32 [batch, columns]. Unused cells hold the null page, and there
-            are at least 16 of them at the end of a row, so that a 16-wide load from any valid cell is in bounds.
+            are 16 of them or more at the end of a row: a 16-wide load from any valid cell is in bounds.
         cache_lengths: tokens with KV before this forward; uint32 [batch].
         max_prompt_length: most tokens that this forward computes for one request.
         max_cache_length: most tokens of one request after this forward.
@@ -78,7 +78,7 @@ class FlashInferTables:
     Attributes:
         kv_indptr: where each request's pages begin in `kv_indices`; int32 [batch + 1].
         kv_indices: page ids of all requests; int32 [pages].
-        kv_last_page_len: tokens in each request's last page after this forward, 1 to page_size; int32 [batch].
+        kv_last_page_len: tokens in each request's last page after this forward, from 1; int32 [batch].
         qo_indptr: where each request's computed tokens begin; int32 [batch + 1].
         max_query_len: most tokens that this forward computes for one request.
         max_seq_len: most tokens of one request after this forward.

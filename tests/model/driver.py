@@ -32,7 +32,7 @@ class Session:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        choose = self.random.choice
+        choose: Any = self.random.choice
         self.page_size = choose([1, 2, 3, 4, 16])
         pages = self.random.randint(3, 16 if self.page_size < 16 else 8)
         policy = choose(["adopt", "private"])
@@ -72,7 +72,7 @@ class Session:
         """Released contexts with the slots they had."""
         longest = min(pages * self.page_size, 70) * 3 // 4
         self.copied: dict[int, np.ndarray[Any, Any]] = {}
-        """What the pages of each copy in flight held when it began."""
+        """The computed cells of each copy in flight, as they were when it began."""
         self.stems = [[choose([1, 2]) for _ in range(longest)] for _ in range(2)]
 
     def run(self, calls: int) -> None:
@@ -196,7 +196,7 @@ class Session:
             self.check_content(one)
         slots = [one.ctx.slot for one in batch]
         self.model.release([one.ctx.request_id for one in batch])
-        assert self.kv.release(self.form(batch)) is None
+        self.kv.release(self.form(batch))
         self.gone += [(one.ctx, slot) for one, slot in zip(batch, slots, strict=True)]
         self.live = [one for one in self.live if one not in batch]
 
@@ -246,15 +246,17 @@ class Session:
         self.kv.begin_step()
 
     def start_copy(self) -> None:
-        """A mover, late on purpose, begins to read stored blocks."""
-        for one in self.pick(lambda one: self.stored_blocks(one) > 0, most=1):
-            first = self.random.randrange(self.stored_blocks(one))
-            count = self.random.randint(1, self.stored_blocks(one) - first)
+        """A mover, late on purpose, begins to read blocks that are computed, the last perhaps in part."""
+        for one in self.pick(lambda one: self.request(one).processed > 0, most=1):
+            request = self.request(one)
+            blocks = -(-request.processed // self.page_size)
+            first = self.random.randrange(blocks)
+            count = self.random.randint(1, blocks - first)
             copy, pages, _ = self.kv._core.start_copy(one.ctx, first, count)
             self.note(f"copy {copy} of {self.places([one])}, blocks {first} to {first + count}")
-            assert pages == self.request(one).row[first : first + count]
+            assert pages == request.row[first : first + count]
             self.model.start_copy(copy, pages)
-            self.copied[copy] = self.memory.cells[pages]
+            self.copied[copy] = self.memory.read(pages, request.processed - first * self.page_size)
 
     def end_copy(self) -> None:
         """What the mover read last is what was there when it began: nobody wrote there meanwhile."""
@@ -262,14 +264,10 @@ class Session:
             return
         copy = self.random.choice(list(self.copied))
         self.note(f"end of copy {copy}")
-        assert (self.memory.cells[self.model.copies[copy]] == self.copied.pop(copy)).all()
+        seen = self.copied.pop(copy)
+        assert (self.memory.read(self.model.copies[copy], len(seen)) == seen).all()
         self.model.finish_copy(copy)
         assert self.kv.poll_transfers(completions=[copy]) == []
-
-    def stored_blocks(self, one: Live) -> int:
-        """Leading blocks of the request that are in the tree."""
-        row = self.request(one).row
-        return next((block for block, page in enumerate(row) if page not in self.model.stored), len(row))
 
     # Calls that only look
 
@@ -334,7 +332,7 @@ class Session:
                 one.truth.append(one.sampled[-1])
 
     def check_tables(self, batch: Sequence[Live]) -> None:
-        form = self.random.choice(["max", "vllm", "flashinfer", None])
+        form: Any = self.random.choice(["max", "vllm", "flashinfer", None])
         if form is None:
             return
         tables: Any = self.kv.runtime_inputs([self.form(batch, single=False)], form=form)[0]

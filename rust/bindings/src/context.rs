@@ -3,7 +3,7 @@
 use crate::errors;
 use crate::hashing::BlockInputs;
 use crate::shared::Shared;
-use crate::tokens::{number_from, token_from, tokens_with_room};
+use crate::tokens::{in_range, token_from, tokens_with_room};
 use block_hash::{ExtraKeys, Token};
 use cache_manager::{LedgerError, Position, SlotId};
 use numpy::PyArray1;
@@ -94,24 +94,24 @@ impl TextContext {
 #[pymethods]
 impl TextContext {
     #[new]
-    #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = None,
+    #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
                         no_read = false, no_store = false, max_new_tokens = None))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         request_id: Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
-        max_length: Option<i64>,
+        max_length: Option<i128>,
         cache_salt: Option<String>,
         lora_id: Option<&Bound<'_, PyAny>>,
-        lora_generation: Option<&Bound<'_, PyAny>>,
+        lora_generation: i128,
         mm_items: Option<&Bound<'_, PyAny>>,
         prompt_embeds: Option<&Bound<'_, PyAny>>,
         extra_ids: Option<&Bound<'_, PyAny>>,
         token_overrides: Option<&Bound<'_, PyAny>>,
         no_read: bool,
         no_store: bool,
-        max_new_tokens: Option<&Bound<'_, PyAny>>,
+        max_new_tokens: Option<i128>,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
         // Touch the room now, so that the first output tokens do not wait for the memory.
@@ -136,6 +136,8 @@ impl TextContext {
         request_id
             .hash()
             .map_err(|_| PyValueError::new_err("request_id: must be hashable, a RequestID or a str"))?;
+        let new_tokens =
+            max_new_tokens.map(|given| in_range(given, "max_new_tokens", "0 to 2**64 - 1")).transpose()?;
         let inputs = BlockInputs::parse(
             cache_salt,
             lora_id,
@@ -148,7 +150,7 @@ impl TextContext {
         Ok(TextContext {
             request_id: request_id.unbind(),
             max_length,
-            max_new_tokens: max_new_tokens.map(|given| number_from(given, "max_new_tokens")).transpose()?,
+            max_new_tokens: new_tokens,
             no_read,
             no_store,
             namespace: inputs.namespace,
@@ -174,7 +176,7 @@ impl TextContext {
         )
     }
 
-    fn truncate(&self, py: Python<'_>, length: i64) -> PyResult<()> {
+    fn truncate(&self, py: Python<'_>, length: i128) -> PyResult<()> {
         let bad = |known: usize| {
             PyValueError::new_err(format!("length={length}: must be 0 to {known}, the tokens of the request"))
         };

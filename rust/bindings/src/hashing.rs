@@ -1,7 +1,7 @@
 //! Block hashing, and the keyword arguments that say what a prompt's blocks are made of.
 
 use crate::errors;
-use crate::tokens::{TokenInput, ids_from, number_from, tokens_from};
+use crate::tokens::{TokenInput, ids_from, in_range, tokens_from};
 use block_hash::{Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Token};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -38,15 +38,13 @@ impl BlockInputs {
     pub(crate) fn parse(
         salt: Option<String>,
         lora_id: Option<&Bound<'_, PyAny>>,
-        lora_generation: Option<&Bound<'_, PyAny>>,
+        lora_generation: i128,
         mm_items: Option<&Bound<'_, PyAny>>,
         prompt_embeds: Option<&Bound<'_, PyAny>>,
         extra_ids: Option<&Bound<'_, PyAny>>,
         overrides: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<BlockInputs> {
         let adapter = lora_id.map(adapter_from).transpose()?;
-        let lora_generation =
-            lora_generation.map(|given| number_from(given, "lora_generation")).transpose()?;
         let mm_items = spans_from(mm_items, "mm_items")?;
         let prompt_embeds = spans_from(prompt_embeds, "prompt_embeds")?;
         let extra_ids = extra_ids.map(|ids| ids_from(ids, "extra_ids")).transpose()?.unwrap_or_default();
@@ -58,7 +56,7 @@ impl BlockInputs {
             overrides: &overrides,
         })
         .map_err(|error| errors::from_hash(&error))?;
-        let generation = lora_generation.unwrap_or(0);
+        let generation = in_range(lora_generation, "lora_generation", "0 to 2**64 - 1")?;
         let namespace = NamespaceKey { salt: salt.unwrap_or_default(), adapter, generation };
         Ok(BlockInputs { namespace, extras })
     }
@@ -67,18 +65,18 @@ impl BlockInputs {
 /// Hash of each full block of `tokens`, chained; see `pagekeeper.hash_blocks`.
 #[pyfunction]
 #[pyo3(signature = (tokens, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
-                    lora_generation = None, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
+                    lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
 #[expect(clippy::too_many_arguments, reason = "one Python signature")]
 pub(crate) fn hash_blocks<'py>(
     py: Python<'py>,
     tokens: &Bound<'py, PyAny>,
-    page_size: i64,
+    page_size: i128,
     algo: &str,
     parent: Option<&Bound<'py, PyAny>>,
     seed: Option<&Bound<'py, PyAny>>,
     salt: Option<String>,
     lora_id: Option<&Bound<'py, PyAny>>,
-    lora_generation: Option<&Bound<'_, PyAny>>,
+    lora_generation: i128,
     mm_items: Option<&Bound<'py, PyAny>>,
     prompt_embeds: Option<&Bound<'py, PyAny>>,
     extra_ids: Option<&Bound<'py, PyAny>>,
@@ -105,18 +103,18 @@ type HashArrays<'py> = (Bound<'py, PyArray2<u8>>, Bound<'py, PyArray1<i64>>);
 /// [`hash_blocks`] of many sequences: `(uint8[n, 8 or 32], int64 offsets[sequences + 1])`.
 #[pyfunction]
 #[pyo3(signature = (sequences, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
-                    lora_generation = None, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
+                    lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
 #[expect(clippy::too_many_arguments, reason = "one Python signature")]
 pub(crate) fn hash_blocks_batch<'py>(
     py: Python<'py>,
     sequences: &Bound<'py, PyAny>,
-    page_size: i64,
+    page_size: i128,
     algo: &str,
     parent: Option<&Bound<'py, PyAny>>,
     seed: Option<&Bound<'py, PyAny>>,
     salt: Option<String>,
     lora_id: Option<&Bound<'py, PyAny>>,
-    lora_generation: Option<&Bound<'_, PyAny>>,
+    lora_generation: i128,
     mm_items: Option<&Bound<'py, PyAny>>,
     prompt_embeds: Option<&Bound<'py, PyAny>>,
     extra_ids: Option<&Bound<'py, PyAny>>,
@@ -195,11 +193,13 @@ pub(crate) fn seed_from(seed: &Bound<'_, PyAny>) -> PyResult<[u8; 32]> {
     Ok(bytes)
 }
 
-fn page_size_from(page_size: i64) -> PyResult<usize> {
-    usize::try_from(page_size)
-        .ok()
-        .filter(|&size| size > 0)
-        .ok_or_else(|| PyValueError::new_err(format!("page_size={page_size}: must be at least 1 token")))
+fn page_size_from(page_size: i128) -> PyResult<usize> {
+    match u32::try_from(page_size) {
+        Ok(size) if size > 0 => Ok(size as usize),
+        _ => Err(PyValueError::new_err(format!(
+            "page_size={page_size}: must be at least 1 token, below 2**32"
+        ))),
+    }
 }
 
 fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<AdapterId> {

@@ -357,7 +357,7 @@ impl Ledger {
         tokens: &Bound<'py, PyAny>,
         salt: Option<String>,
         lora_id: Option<&Bound<'py, PyAny>>,
-        lora_generation: Option<&Bound<'_, PyAny>>,
+        lora_generation: i128,
         mm_items: Option<&Bound<'py, PyAny>>,
         prompt_embeds: Option<&Bound<'py, PyAny>>,
         extra_ids: Option<&Bound<'py, PyAny>>,

@@ -108,9 +108,9 @@ pub(crate) fn counts_from(counts: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec
     integers(counts, name, "0 to 2**32 - 1", check)
 }
 
-/// One unsigned 64-bit number.
-pub(crate) fn number_from(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
-    checked(number, name, None, "0 to 2**64 - 1", |value| u64::try_from(value).ok())
+/// `given` as a number of another type.
+pub(crate) fn in_range<T: TryFrom<i128>>(given: i128, name: &str, allowed: &str) -> PyResult<T> {
+    T::try_from(given).map_err(|_| out_of_range(name, None, &given.to_string(), allowed))
 }
 
 /// One token id.

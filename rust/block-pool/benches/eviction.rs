@@ -37,7 +37,9 @@ fn shuffled(pages: u32) -> Slab {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         order.swap(at, (random >> 33) as usize % (at + 1));
     }
-    order.into_iter().for_each(|page| slab.release(PageId(page), Step(1)));
+    for page in order {
+        slab.release(PageId(page), Step(1));
+    }
     slab
 }
 

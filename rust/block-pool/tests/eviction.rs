@@ -17,7 +17,9 @@ fn held(levels: &[i64]) -> Slab {
 }
 
 fn release(slab: &mut Slab, pages: &[u32]) {
-    pages.iter().for_each(|&page| slab.release(PageId(page), Step(1)));
+    for &page in pages {
+        slab.release(PageId(page), Step(1));
+    }
 }
 
 /// Takes every free page; their ids in the order in which they were handed out.

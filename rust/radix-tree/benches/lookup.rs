@@ -38,7 +38,9 @@ fn warm_walk(criterion: &mut Criterion) {
     let mut tree = PrefixTree::new(PAGE, RESIDENT_BLOCKS);
     let namespace = tree.acquire_namespace(&NamespaceKey::default());
     let prompts: Vec<Prompt> = (0..=RESIDENT_BLOCKS / PROMPT_BLOCKS).map(Prompt::new).collect();
-    prompts.iter().for_each(|prompt| store(&mut tree, namespace, prompt));
+    for prompt in &prompts {
+        store(&mut tree, namespace, prompt);
+    }
     let mut group = criterion.benchmark_group("warm walk");
     group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
     group.throughput(Throughput::Elements(PROMPT_BLOCKS as u64));

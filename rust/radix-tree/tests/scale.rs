@@ -42,7 +42,9 @@ fn a_chain_of_100_000_blocks_is_found_and_pruned_without_recursion() {
     }
     // From the root down, everything stays for the last block; then all goes at once.
     let (last, above) = nodes.split_last().unwrap();
-    above.iter().for_each(|&node| tree.clear_page(node));
+    for &node in above {
+        tree.clear_page(node);
+    }
     assert_eq!(tree.len(), 100_000);
     tree.clear_page(*last);
     assert!(tree.is_empty());

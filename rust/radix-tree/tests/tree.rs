@@ -2,7 +2,9 @@
 
 use block_hash::Token;
 use block_pool::PageId;
-use radix_tree::{DigestCollision, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
+use radix_tree::{
+    AdapterId, DigestCollision, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree,
+};
 use std::collections::HashMap;
 
 const PAGE: usize = 2;
@@ -125,19 +127,17 @@ fn a_hash_is_free_again_once_its_owner_has_gone() {
 #[test]
 fn namespaces_are_compared_by_every_byte_of_salt_adapter_and_generation() {
     let mut tree = tree();
-    let key = |salt: &str, adapter: &[u8], generation| NamespaceKey {
-        salt: salt.into(),
-        adapter: adapter.to_vec(),
-        generation,
-    };
+    let name = |name: &str| Some(AdapterId::Name(name.into()));
+    let key = |salt: &str, adapter, generation| NamespaceKey { salt: salt.into(), adapter, generation };
     let keys = [
-        key("", b"", 0),
-        key("a", b"", 0),
-        key("", b"a", 0),
-        key("a", b"bc", 0),
-        key("ab", b"c", 0),
-        key("", b"a\0", 0),
-        key("", b"a", 1),
+        key("", None, 0),
+        key("7", None, 0),
+        key("", name("7"), 0),
+        key("", Some(AdapterId::Number(7)), 0),
+        key("a", name("bc"), 0),
+        key("ab", name("c"), 0),
+        key("", name("7\0"), 0),
+        key("", name("7"), 1),
     ];
     let ids: Vec<NamespaceId> = keys.iter().map(|key| tree.acquire_namespace(key)).collect();
     let distinct: std::collections::HashSet<_> = ids.iter().collect();

@@ -1,6 +1,6 @@
 //! Small ledgers and requests, and the shortest way through a forward.
 
-use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Root, Token};
+use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Token};
 use block_pool::Priority;
 use cache_manager::{Ledger, LedgerConfig, NewSequence, OnDuplicate, Reserve, SlotId};
 use radix_tree::NamespaceKey;
@@ -29,12 +29,13 @@ pub(crate) fn private(pages: u32) -> LedgerConfig {
 
 /// A prompt in the namespace of `salt`, hashed.
 pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequence {
+    let namespace = NamespaceKey { salt: salt.into(), ..NamespaceKey::default() };
     let mut request = NewSequence {
         tokens: tokens.to_vec(),
         max_length: 1 << 20,
-        namespace: NamespaceKey { salt: salt.into(), ..NamespaceKey::default() },
         extras: ExtraKeys::default(),
-        chain: Chain::new(Algo::AHash64, &Root::new(None, Some(salt), None, 0)),
+        chain: Chain::new(Algo::AHash64, &namespace.root(None)),
+        namespace,
         no_read: false,
         no_store: false,
     };

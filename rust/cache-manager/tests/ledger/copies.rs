@@ -48,6 +48,15 @@ fn a_copy_of_an_adopted_page_waits_for_the_step_that_writes_it() {
 }
 
 #[test]
+fn a_released_page_remembers_the_newest_step_of_its_holder() {
+    let (mut ledger, slot) = two_blocks();
+    ledger.update(slot, 9).unwrap();
+    ledger.alloc(&[slot], &[]).unwrap();
+    ledger.release(&[slot]).unwrap();
+    assert_eq!([1, 2, 3].map(|page| ledger.slab().last_use(PageId(page))), [Step(2); 3]);
+}
+
+#[test]
 fn a_page_released_during_a_copy_is_handed_out_after_its_end() {
     let mut ledger = Ledger::new(config(2));
     let slot = computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);

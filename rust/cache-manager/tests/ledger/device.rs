@@ -19,7 +19,7 @@ pub(crate) struct Work {
     /// Page of each block, from the block table.
     pub(crate) row: Vec<u32>,
     /// Cells of the computed tokens, from the slot mapping.
-    pub(crate) written: Vec<i64>,
+    pub(crate) written: Vec<usize>,
     /// KV of every token that the forward reads; the computed ones are the last.
     pub(crate) kv: Vec<u64>,
 }
@@ -58,7 +58,7 @@ impl Device {
         for work in &batch {
             let computed = &work.kv[work.kv.len() - work.written.len()..];
             for (&cell, &kv) in work.written.iter().zip(computed) {
-                self.cells[usize::try_from(cell).expect("a slot is not negative")] = kv;
+                self.cells[cell] = kv;
             }
         }
         for work in &batch {
@@ -85,10 +85,21 @@ struct Copy {
     job: CopyJob,
     /// The KV that the pages held, or were about to hold, when the copy was asked for.
     expected: Vec<u64>,
-    moved: bool,
+    begun: bool,
 }
 
-/// Copies pages away, each after the fence that its job names.
+impl Copy {
+    fn check(&self, device: &Device) -> Result<(), String> {
+        let cells = self.job.pages.iter().flat_map(|&page| device.page(page));
+        match cells.zip(&self.expected).position(|(found, expected)| found != expected) {
+            Some(token) => Err(format!("copy {} moves wrong KV at its token {token}", self.job.id.0)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Copies pages away, each after the fence that its job names. A copy may read a page at any moment
+/// between its begin and its end, so that the bytes are checked at both.
 pub(crate) struct Mover {
     /// Off in the broken variant.
     waits_for_fences: bool,
@@ -100,40 +111,42 @@ impl Mover {
         Mover { waits_for_fences, copies: Vec::new() }
     }
 
-    /// Copies asked for and not told to be finished.
+    /// Copies asked for and not ended.
     pub(crate) fn len(&self) -> usize {
         self.copies.len()
     }
 
     pub(crate) fn ask(&mut self, job: CopyJob, expected: Vec<u64>) {
-        self.copies.push(Copy { job, expected, moved: false });
+        self.copies.push(Copy { job, expected, begun: false });
     }
 
-    /// Moves the bytes of the copy that `choose` picks among those that may start, and checks them.
-    pub(crate) fn move_one(
+    /// Begins the copy that `choose` picks among those that may.
+    pub(crate) fn begin_one(
         &mut self,
         device: &Device,
         choose: impl FnOnce(usize) -> usize,
     ) -> Result<(), String> {
         let waits = self.waits_for_fences;
-        let may_start = |copy: &&mut Copy| !copy.moved && (!waits || copy.job.after <= device.fence);
-        let mut ready: Vec<_> = self.copies.iter_mut().filter(may_start).collect();
+        let may_begin = |copy: &&mut Copy| !copy.begun && (!waits || copy.job.after <= device.fence);
+        let mut ready: Vec<_> = self.copies.iter_mut().filter(may_begin).collect();
         if ready.is_empty() {
             return Ok(());
         }
         let copy = ready.swap_remove(choose(ready.len()));
-        copy.moved = true;
-        let bytes = copy.job.pages.iter().flat_map(|&page| device.page(page));
-        match bytes.zip(&copy.expected).position(|(found, expected)| found != expected) {
-            Some(cell) => Err(format!("copy {} moves wrong KV at its token {cell}", copy.job.id.0)),
-            None => Ok(()),
-        }
+        copy.begun = true;
+        copy.check(device)
     }
 
-    /// Takes out a finished copy that `choose` picks, to be told to the ledger.
-    pub(crate) fn take_finished(&mut self, choose: impl FnOnce(usize) -> usize) -> Option<u64> {
-        let finished: Vec<usize> = (0..self.copies.len()).filter(|&index| self.copies[index].moved).collect();
-        let index = *finished.get(choose(finished.len()))?;
-        Some(self.copies.swap_remove(index).job.id.0)
+    /// Ends the copy that `choose` picks among those begun, for the ledger to be told.
+    pub(crate) fn end_one(
+        &mut self,
+        device: &Device,
+        choose: impl FnOnce(usize) -> usize,
+    ) -> Result<Option<u64>, String> {
+        let begun: Vec<usize> = (0..self.copies.len()).filter(|&index| self.copies[index].begun).collect();
+        let Some(&index) = begun.get(choose(begun.len())) else { return Ok(None) };
+        let copy = self.copies.swap_remove(index);
+        copy.check(device)?;
+        Ok(Some(copy.job.id.0))
     }
 }

@@ -86,6 +86,11 @@ pub(crate) struct Driver {
 
 const MOST_LIVE: usize = 6;
 
+/// A number of a table, whose type has a sign because kernels want it so.
+fn unsigned(number: impl TryInto<usize>) -> usize {
+    number.try_into().ok().expect("tables hold no negative number")
+}
+
 impl Driver {
     pub(crate) fn new(seed: u64, mover: Mover) -> Driver {
         let mut random = Random(seed);
@@ -124,7 +129,7 @@ impl Driver {
                 25 => self.preempt()?,
                 26 => self.release()?,
                 27 | 28 => self.start_copy()?,
-                29 => self.mover.move_one(&self.device, |n| self.random.below(n))?,
+                29 => self.mover.begin_one(&self.device, |n| self.random.below(n))?,
                 30 => self.finish_copy()?,
                 _ if self.random.one_in(4) => self.ledger.reset_prefix_cache(),
                 _ => {}
@@ -161,7 +166,9 @@ impl Driver {
             out: VecDeque::new(),
             late: VecDeque::new(),
         };
-        tokens.into_iter().for_each(|token| live.push(token));
+        for token in tokens {
+            live.push(token);
+        }
         self.live.push(live);
     }
 
@@ -216,7 +223,9 @@ impl Driver {
             let end = work.kv.len();
             work.kv.copy_from_slice(&live.kv[..end]);
             let sampled = (end == live.log.len()).then(|| (200 + self.random.below(4)) as Token);
-            sampled.into_iter().for_each(|token| live.push(token));
+            if let Some(token) = sampled {
+                live.push(token);
+            }
             live.planned = false;
             live.out.push_back(Out { step: step.0, end, sampled });
             launched.push(work);
@@ -238,8 +247,12 @@ impl Driver {
         let rows = self.table.chunks_exact(self.columns);
         let work = rows.zip(&lengths).zip(starts.windows(2)).map(|((row, &length), tokens)| Work {
             row: row.to_vec(),
-            written: mapping[tokens[0] as usize..tokens[1] as usize].to_vec(),
-            kv: vec![0; length as usize],
+            written: mapping[unsigned(tokens[0])..unsigned(tokens[1])]
+                .iter()
+                .copied()
+                .map(unsigned)
+                .collect(),
+            kv: vec![0; unsigned(length)],
         });
         Ok(work.collect())
     }
@@ -247,7 +260,7 @@ impl Driver {
     /// A row is the request's pages and then null pages, also in memory that held another row before. A
     /// page that a forward writes to belongs to one request and is not stored.
     fn check_tables(&self, slot: SlotId, work: &Work) -> Result<(), String> {
-        let page_size = self.ledger.config().page_size;
+        let page_size = self.ledger.config().page_size as usize;
         let pages = self.ledger.pages(slot).map_err(|error| error.to_string())?;
         let cells = pages.iter().copied().chain(std::iter::repeat(PageId::NULL));
         if work.row.iter().zip(cells).any(|(&cell, page)| cell != page.0) {
@@ -255,7 +268,7 @@ impl Driver {
         }
         let slab = self.ledger.slab();
         for &cell in &work.written {
-            let page = PageId(cell as u32 / page_size);
+            let page = PageId((cell / page_size) as u32);
             if slab.refs(page) != 1 || slab.node(page).is_some() {
                 return Err(format!("a forward writes to {page}, which others read"));
             }
@@ -384,7 +397,7 @@ impl Driver {
     }
 
     fn finish_copy(&mut self) -> Result<(), String> {
-        let Some(id) = self.mover.take_finished(|n| self.random.below(n)) else { return Ok(()) };
+        let Some(id) = self.mover.end_one(&self.device, |n| self.random.below(n))? else { return Ok(()) };
         // A step is launched before the next begins.
         let (_, open) = self.ledger.newest_step();
         let told = if open || self.random.one_in(2) {
@@ -405,7 +418,7 @@ impl Driver {
             self.release_at(0)?;
         }
         for _ in 0..self.mover.len() {
-            self.mover.move_one(&self.device, |n| self.random.below(n))?;
+            self.mover.begin_one(&self.device, |n| self.random.below(n))?;
         }
         for _ in 0..self.mover.len() {
             self.finish_copy()?;

@@ -1,9 +1,9 @@
 //! Whether a batch fits, against a twin of the ledger that has pages enough to show what it would hold.
 
-use crate::common::{claim, config, prompt};
+use crate::common::{claim, computed, config, prompt, row};
 use crate::driver::Random;
 use block_hash::Token;
-use block_pool::PageState;
+use block_pool::{PageId, PageState};
 use cache_manager::{Ledger, LedgerConfig, LedgerError, Reserve, SlotId};
 use std::collections::HashSet;
 
@@ -39,7 +39,7 @@ fn past(seed: u64, pages: u32) -> (Ledger, Vec<SlotId>, Vec<u32>) {
             bounds.push(1 + random.below(24) as u32);
         }
     }
-    for _ in 0..1 + random.below(3) {
+    for _ in 0..=random.below(3) {
         let index = random.below(batch.len() + 1);
         batch.insert(index, claim(&mut ledger, prompt(&any_prompt(&mut random))));
         bounds.insert(index, 1 + random.below(24) as u32);
@@ -55,7 +55,7 @@ fn held_after(seed: u64, count: usize) -> u32 {
     }
     let slab = ledger.slab();
     let held: HashSet<_> = (1..=PLENTY)
-        .map(block_pool::PageId)
+        .map(PageId)
         .filter(|&page| matches!(slab.state(page), PageState::Referenced | PageState::InFlight))
         .collect();
     held.len() as u32
@@ -94,13 +94,26 @@ fn a_batch_fits_exactly_when_the_pages_it_would_hold_do() {
 #[test]
 fn an_allocation_never_evicts_a_block_that_the_same_batch_hits() {
     let mut ledger = Ledger::new(config(4));
-    let old = crate::common::computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let old = computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);
     ledger.release(&[old]).unwrap();
     let other = claim(&mut ledger, prompt(&[9; 5]));
     let again = claim(&mut ledger, prompt(&[1, 2, 3, 4, 9]));
     // Pages 1 and 2 are cached; 3 and 4 go to `other`, so `again` must have page 2 for its tail.
     ledger.alloc(&[other, again], &[]).unwrap();
     assert_eq!(ledger.position(again).unwrap().cached, 4);
-    assert_eq!(crate::common::row(&ledger, again), [1, 2]);
+    assert_eq!(row(&ledger, again), [1, 2]);
+    ledger.verify().unwrap();
+}
+
+#[test]
+fn a_padding_request_takes_no_page_and_stores_nothing() {
+    let mut ledger = Ledger::new(config(1));
+    let padding = claim(&mut ledger, prompt(&[0; 9]));
+    ledger.alloc_dummy(padding).unwrap();
+    assert_eq!(row(&ledger, padding), [0, 0, 0]);
+    ledger.close_step();
+    ledger.step(&[padding], &[0], None).unwrap();
+    assert_eq!((ledger.slab().available(), ledger.cached_blocks()), (1, 0));
+    ledger.release(&[padding]).unwrap();
     ledger.verify().unwrap();
 }
