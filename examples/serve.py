@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from pagekeeper import MHAKVCacheParams, PagedKVCacheManager
 from serving.engine import Engine, Request
 from serving.loader import UnsupportedModelError, load_model
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit status: 0 if all tokens are equal, 1 if not, 2 for bad arguments."""
     options = _parser().parse_args(argv)
     try:
-        model = load_model(options.model) if options.model else Model.seeded(ModelConfig(), options.seed)
+        model = load_model(options.model) if options.model else _small_model(options.seed)
     except UnsupportedModelError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2
@@ -95,6 +97,12 @@ def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.N
     served.sort(key=lambda request: (request.conversation, request.turn))
     engine.stats.evictions = kv.metrics()["evictions"]
     return Run(served, engine.stats)
+
+
+def _small_model(seed: int) -> Model:
+    # Its products are too small to gain from threads, which on a busy machine only wait for each other.
+    torch.set_num_threads(1)
+    return Model.seeded(ModelConfig(), seed)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -54,10 +54,10 @@ class ModelConfig:
     """The shape of a decoder; the defaults are the example's own small model."""
 
     vocab_size: int = 512
-    hidden_size: int = 256
-    intermediate_size: int = 512
+    hidden_size: int = 128
+    intermediate_size: int = 384
     num_layers: int = 4
-    num_heads: int = 8
+    num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 32
     rms_norm_eps: float = 1e-6

@@ -8,6 +8,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagekeeper.context import TokenBuffer
 
+__all__ = [
+    "Ledger",
+    "RowMemory",
+    "TextContext",
+    "hash_blocks",
+    "hash_blocks_batch",
+    "hash_cpu_path",
+    "normalize_tokens",
+]
+
 @final
 class TextContext:
     """One request: a handle on its token log.
@@ -176,7 +186,6 @@ class Ledger:
     def debug_dump(self) -> str: ...
     def block_count(self) -> tuple[int, int]: ...
     def metrics(self) -> dict[str, int]: ...
-    def __contains__(self, context: TextContext) -> bool: ...
 
 def normalize_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
     """Token ids as a new int32 array, checked."""

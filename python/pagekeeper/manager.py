@@ -231,8 +231,9 @@ class PagedKVCacheManager:
         self._core.step(batch, new_tokens, counts)
 
     def preempt(self, batch: Batch) -> None:
-        """Takes all pages from requests, which stay claimed: the next `alloc` starts them over, from what is
-        still cached then.
+        """Takes all pages from requests, which stay claimed.
+
+        The next `alloc` starts them over, from what is still cached then.
         """
         self._core.preempt(batch)
 

@@ -67,22 +67,19 @@ def paged_attention(
 
     output = torch.empty_like(query)
     for sequence in _sequences(inputs, layer_kv, len(query), query_start_loc):
-        # [kv_len, kv_heads, head_dim] -> [kv_heads, 1, kv_len, head_dim]; cells after kv_len are never used.
+        # Each is [kv_heads, kv_len, head_dim]; cells after kv_len are never used.
         key, value = (
-            layer_kv[sequence.pages, field]
-            .flatten(0, 1)[: sequence.kv_len]
-            .to(compute)
-            .transpose(0, 1)
-            .unsqueeze(1)
+            layer_kv[sequence.pages, field].flatten(0, 1)[: sequence.kv_len].to(compute).transpose(0, 1)
             for field in (0, 1)
         )
         rows = slice(sequence.first_query, sequence.first_query + sequence.query_len)
-        # [query_len, heads, head_dim] -> [kv_heads, heads of that KV head, query_len, head_dim]
-        grouped = query[rows].to(compute).transpose(0, 1).reshape(kv_heads, heads // kv_heads, -1, head_dim)
-        scores = (grouped @ key.transpose(-1, -2)) * scale
-        hidden = _future(sequence, query.device)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        output[rows] = (weights @ value).flatten(0, 1).transpose(0, 1).to(query.dtype)
+        # Query heads that share a KV head are computed together: [kv_heads, group * query_len, head_dim].
+        together = (kv_heads, heads // kv_heads * sequence.query_len)
+        grouped = (query[rows].to(compute) * scale).transpose(0, 1).reshape(*together, head_dim)
+        scores = (grouped @ key.transpose(1, 2)).view(heads, sequence.query_len, sequence.kv_len)
+        weights = scores.masked_fill_(_future(sequence, query.device), float("-inf")).softmax(-1)
+        mixed = weights.view(*together, sequence.kv_len) @ value
+        output[rows] = mixed.view(heads, sequence.query_len, head_dim).transpose(0, 1).to(query.dtype)
     return output
 
 

@@ -73,7 +73,7 @@ class Session:
         longest = min(pages * self.page_size, 70) * 3 // 4
         self.copied: dict[int, np.ndarray[Any, Any]] = {}
         """The computed cells of each copy in flight, as they were when it began."""
-        self.stems = [[choose([1, 2]) for _ in range(longest)] for _ in range(2)]
+        self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(longest)] for _ in range(2)]
 
     def run(self, calls: int) -> None:
         verbs: list[tuple[int, Callable[[], None]]] = [
@@ -159,11 +159,11 @@ class Session:
         return None
 
     def make_room(self, refusal: NoRoom) -> None:
-        """What an engine does after a refusal: it rejects, or ends or preempts others, or waits."""
+        """What an engine does after a refusal: it rejects, or ends or preempts others, or waits a step."""
         if isinstance(refusal, NeverRoom):
             self.release([one for one in self.live if one.ctx.request_id == refusal.name])
         else:
-            self.random.choice([self.release, self.preempt, lambda: None])()
+            self.random.choice([self.release, self.preempt, self.open_step])()
 
     def step(self) -> None:
         batch = self.pick(lambda one: bool(one.sampled))
@@ -326,10 +326,12 @@ class Session:
             written = request.row[start // self.page_size : -(-end // self.page_size)]
             assert all(self.model.is_writable(page) for page in written), "a forward writes to a shared page"
             self.memory.write(request.row, start, values[start:])
-            one.sampled.append(None)
-            if end == len(one.truth):
-                one.sampled[-1] = self.sample(one)
-                one.truth.append(one.sampled[-1])
+            if end < len(one.truth):
+                one.sampled.append(None)
+            else:
+                token = self.sample(one)
+                one.sampled.append(token)
+                one.truth.append(token)
 
     def check_tables(self, batch: Sequence[Live]) -> None:
         form: Any = self.random.choice(["max", "vllm", "flashinfer", None])
@@ -375,7 +377,7 @@ class Session:
             length = len(one.truth)
             if one.truth == stem[:length] != stem and self.random.random() < 0.8:
                 return stem[length]
-        return self.random.choice([1, 2])
+        return self.random.randint(1, 2)
 
     def prompt(self) -> list[int]:
         stem = self.random.choice(self.stems)

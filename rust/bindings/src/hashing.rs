@@ -1,8 +1,8 @@
 //! Block hashing, and the keyword arguments that say what a prompt's blocks are made of.
 
 use crate::errors;
-use crate::tokens::{TokenInput, ids_from, in_range, tokens_from};
-use block_hash::{Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Token};
+use crate::tokens::{TokenInput, ids_from, in_range};
+use block_hash::{Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -86,13 +86,12 @@ pub(crate) fn hash_blocks<'py>(
         BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
     let page_size = page_size_from(page_size)?;
     let mut chain = start_chain(&inputs, algo, parent, seed)?;
-    let time = hashing_time(chain.algo(), tokens.len().unwrap_or(0));
-    if time > GIL_BUDGET {
-        let tokens = tokens_from(tokens, "tokens")?;
-        py.detach(|| chain.extend(&tokens, page_size, &inputs.extras));
+    let tokens = TokenInput::read(tokens, "tokens")?;
+    if hashing_time(chain.algo(), tokens.len()) <= GIL_BUDGET {
+        tokens.for_pieces(page_size, "tokens", |piece| chain.extend_by(piece, page_size, &inputs.extras))?;
     } else {
-        let tokens = TokenInput::read(tokens, "tokens")?;
-        chain.extend(tokens.tokens(), page_size, &inputs.extras);
+        let copy = tokens.copied("tokens")?;
+        py.detach(|| chain.extend(&copy, page_size, &inputs.extras));
     }
     PyList::new(py, (0..chain.len()).map(|block| PyBytes::new(py, &chain.identity(block))))
 }
@@ -124,29 +123,31 @@ pub(crate) fn hash_blocks_batch<'py>(
         BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
     let page_size = page_size_from(page_size)?;
     let start = start_chain(&inputs, algo, parent, seed)?;
-    let width = start.algo().identity_len();
-    let mut logs = Vec::new();
-    for (index, tokens) in sequences.try_iter()?.enumerate() {
-        logs.push(TokenInput::read(&tokens?, &format!("sequences[{index}]"))?);
-    }
-    let hash_all = |logs: &[&[Token]]| {
-        let mut bytes = Vec::new();
-        let mut offsets = vec![0];
-        for log in logs {
-            let mut chain = start.clone();
-            chain.extend(log, page_size, &inputs.extras);
-            chain.write_identities(0..chain.len(), &mut bytes);
-            offsets.push((bytes.len() / width) as i64);
+    let algo = start.algo();
+    let width = algo.identity_len();
+    let inputs_of = |(index, tokens): (usize, PyResult<Bound<'py, PyAny>>)| {
+        let name = format!("sequences[{index}]");
+        Ok((TokenInput::read(&tokens?, &name)?, name))
+    };
+    let logs = sequences.try_iter()?.enumerate().map(inputs_of).collect::<PyResult<Vec<_>>>()?;
+    let mut chains = vec![start; logs.len()];
+    if hashing_time(algo, logs.iter().map(|(log, _)| log.len()).sum()) <= GIL_BUDGET {
+        for (chain, (log, name)) in chains.iter_mut().zip(&logs) {
+            log.for_pieces(page_size, name, |piece| chain.extend_by(piece, page_size, &inputs.extras))?;
         }
-        (bytes, offsets)
-    };
-    let time = hashing_time(start.algo(), logs.iter().map(|log| log.tokens().len()).sum());
-    let (bytes, offsets) = if time > GIL_BUDGET {
-        let logs: Vec<Vec<Token>> = logs.into_iter().map(TokenInput::into_owned).collect();
-        py.detach(|| hash_all(&logs.iter().map(Vec::as_slice).collect::<Vec<_>>()))
     } else {
-        hash_all(&logs.iter().map(TokenInput::tokens).collect::<Vec<_>>())
-    };
+        let copies = logs.iter().map(|(log, name)| log.copied(name)).collect::<PyResult<Vec<_>>>()?;
+        py.detach(|| {
+            for (chain, tokens) in chains.iter_mut().zip(&copies) {
+                chain.extend(tokens, page_size, &inputs.extras);
+            }
+        });
+    }
+    let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
+    for chain in &chains {
+        chain.write_identities(0..chain.len(), &mut bytes);
+        offsets.push((bytes.len() / width) as i64);
+    }
     let rows = bytes.len() / width;
     Ok((PyArray1::from_vec(py, bytes).reshape([rows, width])?, PyArray1::from_vec(py, offsets)))
 }

@@ -15,7 +15,7 @@ use cache_manager::{
 };
 use numpy::{PyArray1, PyReadonlyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
 use std::sync::Arc;
@@ -522,12 +522,5 @@ impl Ledger {
             out.set_item(name, value)?;
         }
         Ok(out)
-    }
-
-    fn __contains__(&self, context: &Bound<'_, PyAny>) -> PyResult<bool> {
-        match context.cast::<TextContext>() {
-            Ok(context) => Ok(slot_of(context, &self.shared, false).is_ok()),
-            Err(_) => Err(PyTypeError::new_err("must be a TextContext")),
-        }
     }
 }

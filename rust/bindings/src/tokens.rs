@@ -49,48 +49,80 @@ pub(crate) fn tokens_with_room(tokens: &Bound<'_, PyAny>, name: &str, room: usiz
 /// `values` as tokens, if all of them are.
 fn narrowed(values: &[i64], room: usize) -> Option<Vec<Token>> {
     let mut out = Vec::with_capacity(values.len() + room);
-    // Two simple loops over what fits the first-level cache: both become vector code.
-    for chunk in values.chunks(1024) {
-        let lost = chunk.iter().fold(0, |lost, &value| lost | (value ^ i64::from(value as Token)));
-        if lost != 0 {
-            return None;
-        }
-        out.extend(chunk.iter().map(|&value| value as Token));
-    }
-    Some(out)
+    values.chunks(1024).all(|chunk| narrow(chunk, &mut out)).then_some(out)
 }
 
-/// Token ids, where they lie if they are int32 already.
+/// Appends `values` to `out`; false if one is no token. Two simple loops: both become vector code, and
+/// a short `values` is in the first-level cache for the second.
+fn narrow(values: &[i64], out: &mut Vec<Token>) -> bool {
+    let lost = values.iter().fold(0, |lost, &value| lost | (value.wrapping_add(1 << 31).cast_unsigned() >> 32));
+    out.extend(values.iter().map(|&value| value as Token));
+    lost == 0
+}
+
+/// Token ids that are read where they lie if they are int32 or int64 arrays. What is borrowed is
+/// Python's: it must not be read without the GIL.
 pub(crate) enum TokenInput<'py> {
-    Borrowed(PyReadonlyArray1<'py, i32>),
+    Int32(PyReadonlyArray1<'py, i32>),
+    Int64(PyReadonlyArray1<'py, i64>),
     Owned(Vec<Token>),
 }
 
 impl<'py> TokenInput<'py> {
-    /// Reads `tokens`. What is borrowed is Python's: it must not be read without the GIL.
+    /// Looks at `tokens`; what is no contiguous array of int32 or int64 is copied.
     pub(crate) fn read(tokens: &Bound<'py, PyAny>, name: &str) -> PyResult<TokenInput<'py>> {
-        if let Ok(array) = tokens.cast::<PyArray1<i32>>() {
-            let array = array.readonly();
-            if array.as_slice().is_ok() {
-                return Ok(TokenInput::Borrowed(array));
-            }
+        if let Ok(array) = tokens.cast::<PyArray1<i32>>()
+            && array.is_contiguous()
+        {
+            return Ok(TokenInput::Int32(array.readonly()));
+        }
+        if let Ok(array) = tokens.cast::<PyArray1<i64>>()
+            && array.is_contiguous()
+        {
+            return Ok(TokenInput::Int64(array.readonly()));
         }
         tokens_from(tokens, name).map(TokenInput::Owned)
     }
 
-    pub(crate) fn tokens(&self) -> &[Token] {
+    /// Number of tokens.
+    pub(crate) fn len(&self) -> usize {
         match self {
-            TokenInput::Borrowed(array) => array.as_slice().unwrap_or_default(),
-            TokenInput::Owned(tokens) => tokens,
+            TokenInput::Int32(array) => array.len(),
+            TokenInput::Int64(array) => array.len(),
+            TokenInput::Owned(tokens) => tokens.len(),
         }
     }
 
-    /// A copy of what is borrowed.
-    pub(crate) fn into_owned(self) -> Vec<Token> {
+    /// A copy of the tokens.
+    pub(crate) fn copied(&self, name: &str) -> PyResult<Vec<Token>> {
+        let mut copy = Vec::with_capacity(self.len());
+        self.for_pieces(1, name, |piece| copy.extend_from_slice(piece))?;
+        Ok(copy)
+    }
+
+    /// Gives the tokens to `each` in order, in pieces of a multiple of `multiple` tokens but for the last.
+    pub(crate) fn for_pieces(
+        &self,
+        multiple: usize,
+        name: &str,
+        mut each: impl FnMut(&[Token]),
+    ) -> PyResult<()> {
         match self {
-            TokenInput::Borrowed(array) => array.as_slice().unwrap_or_default().to_vec(),
-            TokenInput::Owned(tokens) => tokens,
+            TokenInput::Int32(array) => each(array.as_slice()?),
+            TokenInput::Owned(tokens) => each(tokens),
+            TokenInput::Int64(array) => {
+                let piece = 2048usize.next_multiple_of(multiple);
+                let mut tokens = Vec::with_capacity(piece);
+                for values in array.as_slice()?.chunks(piece) {
+                    tokens.clear();
+                    if !narrow(values, &mut tokens) {
+                        tokens_from(array.as_any(), name)?; // finds the value and names its index
+                    }
+                    each(&tokens);
+                }
+            }
         }
+        Ok(())
     }
 }
 

@@ -111,8 +111,19 @@ impl Chain {
     /// # Panics
     /// If `page_size` is 0.
     pub fn extend(&mut self, tokens: &[Token], page_size: usize, extras: &ExtraKeys) {
-        let blocks = tokens.len() / page_size;
-        self.reserve(blocks.saturating_sub(self.len()));
+        if tokens.len() / page_size > self.len() {
+            self.extend_by(&tokens[self.len() * page_size..], page_size, extras);
+        }
+    }
+
+    /// Hashes the whole blocks of `tokens`, which follow the blocks hashed so far.
+    ///
+    /// # Panics
+    /// If `page_size` is 0.
+    pub fn extend_by(&mut self, tokens: &[Token], page_size: usize, extras: &ExtraKeys) {
+        let first = self.len();
+        let blocks = first + tokens.len() / page_size;
+        self.reserve(blocks - first);
         let mut message = Vec::new();
         while self.len() < blocks {
             let touched = |block: usize| extras.touches(block * page_size, (block + 1) * page_size);
@@ -121,10 +132,11 @@ impl Chain {
             } else {
                 (self.len()..blocks).find(|&block| touched(block)).unwrap_or(blocks)
             };
-            self.extend_plain(&tokens[self.len() * page_size..plain_end * page_size], page_size);
+            let block = |number: usize| (number - first) * page_size;
+            self.extend_plain(&tokens[block(self.len())..block(plain_end)], page_size);
             if plain_end < blocks {
-                let start = plain_end * page_size;
-                block_message(&tokens[start..start + page_size], start, extras, &mut message);
+                let own = &tokens[block(plain_end)..block(plain_end + 1)];
+                block_message(own, plain_end * page_size, extras, &mut message);
                 self.push_message(&message);
             }
         }
