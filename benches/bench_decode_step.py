@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from workbench import cache, prompts, request
 
 from conftest import Row
 from pagekeeper.params import HashAlgorithm
+from workbench import cache, prompts, request
 
 pytestmark = pytest.mark.benchmark(group="decode step", timer=time.thread_time)
 

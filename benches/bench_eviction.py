@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from workbench import cache, prompts, request
 
 from conftest import Row
 from pagekeeper import PagedKVCacheManager
+from workbench import cache, prompts, request
 
 pytestmark = [
     pytest.mark.benchmark(group="eviction", timer=time.thread_time),

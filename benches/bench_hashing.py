@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from workbench import LONG, prompts
 
 from conftest import Row
 from pagekeeper import hash_blocks, hash_blocks_batch
 from pagekeeper.params import HashAlgorithm
+from workbench import LONG, prompts
 
 pytestmark = pytest.mark.benchmark(group="hashing", timer=time.thread_time)
 

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from workbench import cache, prompts, request, serve
 
 from conftest import Row
+from workbench import cache, prompts, request, serve
 
 pytestmark = pytest.mark.benchmark(group="memory")
 

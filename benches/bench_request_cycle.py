@@ -6,11 +6,11 @@ import itertools
 import time
 
 import pytest
-from workbench import LONG, cache, prompts, request, serve
 
 from conftest import Row
 from pagekeeper import TextContext
 from pagekeeper.params import HashAlgorithm
+from workbench import LONG, cache, prompts, request, serve
 
 pytestmark = pytest.mark.benchmark(group="request cycle", timer=time.thread_time)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workbench import cache, request
 
 from conftest import Row
 from pagekeeper import TextContext
 from pagekeeper.traces import read_trace
+from workbench import cache, request
 
 pytestmark = pytest.mark.benchmark(group="trace", timer=time.thread_time)
 

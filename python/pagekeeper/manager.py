@@ -217,7 +217,8 @@ class PagedKVCacheManager:
         """Delivers a forward: its tokens have KV now, and blocks that became full are shared.
 
         Each request's oldest step out is delivered. Results for a request that was released, preempted or
-        truncated meanwhile are dropped.
+        truncated meanwhile are dropped. Those of a request that is still claimed must be delivered all the
+        same: each forward that was launched with it is one call, in order.
 
         Args:
             batch: the requests.
@@ -233,7 +234,8 @@ class PagedKVCacheManager:
     def preempt(self, batch: Batch) -> None:
         """Takes all pages from requests, which stay claimed.
 
-        The next `alloc` starts them over, from what is still cached then.
+        The next `alloc` starts them over, from what is still cached then. The results of a forward that was
+        launched with them are still due: deliver them with `step`, which drops them.
         """
         self._core.preempt(batch)
 

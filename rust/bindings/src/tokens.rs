@@ -55,7 +55,8 @@ fn narrowed(values: &[i64], room: usize) -> Option<Vec<Token>> {
 /// Appends `values` to `out`; false if one is no token. Two simple loops: both become vector code, and
 /// a short `values` is in the first-level cache for the second.
 fn narrow(values: &[i64], out: &mut Vec<Token>) -> bool {
-    let lost = values.iter().fold(0, |lost, &value| lost | (value.wrapping_add(1 << 31).cast_unsigned() >> 32));
+    let lost =
+        values.iter().fold(0, |lost, &value| lost | (value.wrapping_add(1 << 31).cast_unsigned() >> 32));
     out.extend(values.iter().map(|&value| value as Token));
     lost == 0
 }

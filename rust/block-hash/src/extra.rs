@@ -99,8 +99,13 @@ impl ExtraKeys {
     }
 
     /// Whether no block is changed by these keys.
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        self.mm_items.sorted.is_empty()
+            && self.prompt_embeds.sorted.is_empty()
+            && self.extra_ids.is_empty()
+            && self.replacements.is_empty()
+            && self.wide_overrides.is_empty()
     }
 
     /// One past the last token that a multimodal item or prompt embedding covers; 0 without any.

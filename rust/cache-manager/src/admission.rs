@@ -235,6 +235,8 @@ impl Ledger {
         if !plan.replaced.is_empty() {
             sequence.row_version += 1;
         }
+        sequence.nodes.reserve(hits.len());
+        sequence.row.reserve(hits.len());
         for (block, &(node, page)) in (sequence.nodes.len()..).zip(hits) {
             match sequence.row.get_mut(block) {
                 Some(cell) => *cell = page,

@@ -2,7 +2,7 @@
 
 use block_hash::{ExtraKeys, Token};
 use block_pool::PageId;
-use radix_tree::{DigestCollision, NodeId, ParentId, PrefixTree};
+use radix_tree::{NodeId, ParentId, PrefixTree};
 
 /// Room for the block at hand when overrides or extra keys touch it.
 #[derive(Default)]
@@ -25,6 +25,17 @@ impl BlockReader {
         if extras.is_empty() || !extras.touches(start, end) {
             return (&log[start..end], &[]);
         }
+        self.read_touched(log, extras, start, end)
+    }
+
+    #[cold]
+    fn read_touched<'a>(
+        &'a mut self,
+        log: &[Token],
+        extras: &ExtraKeys,
+        start: usize,
+        end: usize,
+    ) -> (&'a [Token], &'a [u8]) {
         self.tokens.clear();
         self.tokens.extend_from_slice(&log[start..end]);
         extras.replace_tokens(start, &mut self.tokens);
@@ -33,6 +44,9 @@ impl BlockReader {
         (&self.tokens, &self.extra)
     }
 }
+
+/// Blocks that are looked up together.
+const AHEAD: usize = 16;
 
 /// A prefix to look for.
 pub(crate) struct Prefix<'a> {
@@ -54,16 +68,22 @@ impl Prefix<'_> {
         reader: &mut BlockReader,
         mut found: impl FnMut(NodeId, PageId),
     ) -> bool {
-        for block in from..to {
-            let (tokens, extra) = reader.read(self.log, self.extras, self.page_size, block);
-            let node = match tree.find(parent, self.keys[block], tokens, extra) {
-                Ok(Some(node)) => node,
-                Ok(None) => return false,
-                Err(DigestCollision) => return true,
-            };
-            let Some(page) = tree.page(node) else { return false };
-            found(node, page);
-            parent = ParentId::Node(node);
+        for first in (from..to).step_by(AHEAD) {
+            // All keys are known: their places in memory are asked for together.
+            let mut nodes = [None; AHEAD];
+            for (node, &key) in nodes.iter_mut().zip(&self.keys[first..to]) {
+                *node = tree.by_key(key);
+            }
+            for (block, node) in (first..to).zip(nodes) {
+                let Some(node) = node else { return false };
+                let (tokens, extra) = reader.read(self.log, self.extras, self.page_size, block);
+                if !tree.is_block(node, parent, tokens, extra) {
+                    return true;
+                }
+                let Some(page) = tree.page(node) else { return false };
+                found(node, page);
+                parent = ParentId::Node(node);
+            }
         }
         false
     }

@@ -146,18 +146,28 @@ impl PrefixTree {
         tokens: &[Token],
         extra: &[u8],
     ) -> Result<Option<NodeId>, DigestCollision> {
-        let Some(index) = self.table.find(key, |index| self.nodes[index as usize].key == key) else {
-            return Ok(None);
-        };
-        let node = &self.nodes[index as usize];
-        if node.parent == PackedParent::pack(parent)
-            && self.tokens(NodeId(index)) == tokens
-            && self.extras.equals(node.extra, extra)
-        {
-            Ok(Some(NodeId(index)))
-        } else {
-            Err(DigestCollision)
+        match self.by_key(key) {
+            Some(node) if self.is_block(node, parent, tokens, extra) => Ok(Some(node)),
+            Some(_) => Err(DigestCollision),
+            None => Ok(None),
         }
+    }
+
+    /// The node whose block has chained hash `key`, whatever its tokens are: to be compared with
+    /// [`PrefixTree::is_block`]. Asking for many keys first and comparing afterwards lets their memory
+    /// accesses overlap.
+    #[inline]
+    pub fn by_key(&self, key: u64) -> Option<NodeId> {
+        self.table.find(key, |index| self.nodes[index as usize].key == key).map(NodeId)
+    }
+
+    /// Whether `node` is the block of these tokens and extra keys below `parent`.
+    #[inline]
+    pub fn is_block(&self, node: NodeId, parent: ParentId, tokens: &[Token], extra: &[u8]) -> bool {
+        let record = &self.nodes[node.0 as usize];
+        record.parent == PackedParent::pack(parent)
+            && self.tokens(node) == tokens
+            && self.extras.equals(record.extra, extra)
     }
 
     /// The node of that block, made if it is not there.
