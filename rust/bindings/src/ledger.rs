@@ -28,7 +28,7 @@ pub(crate) struct Ledger {
     max_batch_size: usize,
     /// Claimed contexts by the dense index of their slot.
     contexts: Mutex<Vec<Option<Py<TextContext>>>>,
-    /// Claimed request ids → slots.
+    /// Claimed contexts by request id.
     ids: Py<PyDict>,
 }
 
@@ -63,28 +63,28 @@ impl Ledger {
         errors::from_ledger(py, error, id.as_ref().map(|id| id.bind(py)))
     }
 
-    /// Reserves the id of an unclaimed context, and takes what the context holds.
+    /// Takes what an unclaimed context holds, and reserves its id.
     fn begin_claim(&self, context: &Bound<'_, TextContext>) -> PyResult<Content> {
         let py = context.py();
-        let id = context.get().request_id.bind(py);
-        let known = self.ids.bind(py).contains(id)?;
-        let problem = {
-            let mut state = context.get().state.lock();
-            match std::mem::replace(&mut *state, State::Claiming) {
-                State::Free(own) if !known => {
-                    drop(state);
-                    self.ids.bind(py).set_item(id, py.None())?;
-                    return Ok(*own);
+        let own = context.get();
+        let id = own.request_id.bind(py);
+        let taken = std::mem::replace(&mut *own.state.lock(), State::Claiming);
+        let problem = match taken {
+            State::Free(held) => {
+                // One call, so that of two threads with one id only one gets it.
+                let holder = self.ids.bind(py).call_method1("setdefault", (id, context));
+                if holder.as_ref().is_ok_and(|holder| holder.is(context)) {
+                    return Ok(*held);
                 }
-                other => {
-                    *state = other;
-                    match &*state {
-                        State::Free(_) => "a request with this id is claimed already",
-                        State::Claimed { .. } => "is claimed already",
-                        State::Claiming => "is being claimed in another thread",
-                    }
-                }
+                *own.state.lock() = State::Free(held);
+                holder?;
+                "a request with this id is claimed already"
             }
+            State::Claimed { .. } => {
+                *own.state.lock() = taken;
+                "is claimed already"
+            }
+            State::Claiming => "is being claimed in another thread",
         };
         Err(PyValueError::new_err(format!("request {}: {problem}", id.repr()?)))
     }
@@ -260,7 +260,6 @@ impl Ledger {
             }
         };
         *own.state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
-        self.ids.bind(py).set_item(own.request_id.bind(py), slot.0)?;
         let mut contexts = self.contexts.lock();
         let len = contexts.len().max(slot.index() + 1);
         contexts.resize_with(len, || None);
