@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.counts import BlockCount, PrefixReuseSummary
 from pagekeeper.hashing import process_seed
 from pagekeeper.params import KVCacheParams
+from pagekeeper.staging import staging_for
 from pagekeeper.tables import Form, KVCacheInputs, TableWriter
 from pagekeeper.transfers import CompletedTransfer
 
@@ -111,7 +113,11 @@ class PagedKVCacheManager:
         )
         most_pages = pages if max_seq_len is None else min(pages, -(-max_seq_len // params.page_size))
         self._tables = TableWriter(
-            self._core, max_batch_size, most_pages, max_tokens=pages * params.page_size + max_batch_size
+            self._core,
+            max_batch_size,
+            most_pages,
+            max_tokens=pages * params.page_size + max_batch_size,
+            new_staging=partial(staging_for, params.devices[0]),
         )
         self._pool: DevicePool | None = None
         if allocate_pools or buffers is not None:
@@ -198,8 +204,9 @@ class PagedKVCacheManager:
             form: "max", "vllm" (also FlashAttention) or "flashinfer".
 
         Returns:
-            One entry a replica, rows in the order of its batch. The arrays are views of memory that is used
-            again: they are valid until the second next call in the same form.
+            One entry a replica, rows in the order of its batch. The arrays are numpy's for a cache on the CPU;
+            otherwise tensors on its device, whose copies are queued on the current stream. They are views of
+            memory that is used again, valid until the second next call in the same form.
 
         Raises:
             ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned.

@@ -1,23 +1,23 @@
 """What attention kernels read, in the form of each kernel family.
 
-Tables live in staging memory whose addresses never change: two buffers a form, used in turn, so that the
-tables of one step stay as they are while the next step is planned. A step writes only what changed since
-its buffer was used last.
+Tables live in memory whose addresses never change (`pagekeeper.staging`): two buffers a form, used in turn,
+so that the tables of one step stay as they are while the next step is planned. A step writes only what
+changed since its buffer was used last.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from pagekeeper._native import RowMemory
+from pagekeeper.staging import HostStaging, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator
 
     from pagekeeper._native import Ledger
 
@@ -44,8 +44,8 @@ class MaxTables:
         max_cache_length: most tokens of one request after this forward.
     """
 
-    lookup_table: NDArray[np.uint32]
-    cache_lengths: NDArray[np.uint32]
+    lookup_table: Table
+    cache_lengths: Table
     max_prompt_length: int
     max_cache_length: int
 
@@ -63,10 +63,10 @@ class VllmTables:
         max_seq_len: most tokens of one request after this forward.
     """
 
-    block_table: NDArray[np.int32]
-    seq_lens: NDArray[np.int32]
-    slot_mapping: NDArray[np.int64]
-    query_start_loc: NDArray[np.int32]
+    block_table: Table
+    seq_lens: Table
+    slot_mapping: Table
+    query_start_loc: Table
     max_query_len: int
     max_seq_len: int
 
@@ -84,10 +84,10 @@ class FlashInferTables:
         max_seq_len: most tokens of one request after this forward.
     """
 
-    kv_indptr: NDArray[np.int32]
-    kv_indices: NDArray[np.int32]
-    kv_last_page_len: NDArray[np.int32]
-    qo_indptr: NDArray[np.int32]
+    kv_indptr: Table
+    kv_indices: Table
+    kv_last_page_len: Table
+    qo_indptr: Table
     max_query_len: int
     max_seq_len: int
 
@@ -129,16 +129,21 @@ class TableWriter:
         max_batch_size: most requests of one call, and rows of a table.
         max_pages_per_request: most pages that one request may hold.
         max_tokens: most tokens that one forward may compute over all requests.
+        new_staging: makes the memory of a buffer.
     """
 
     def __init__(
-        self, ledger: Ledger, max_batch_size: int, max_pages_per_request: int, max_tokens: int
+        self,
+        ledger: Ledger,
+        max_batch_size: int,
+        max_pages_per_request: int,
+        max_tokens: int,
+        new_staging: Callable[[], HostStaging] = HostStaging,
     ) -> None:
         self._ledger = ledger
-        self._rows = max_batch_size
-        self._pages = max_pages_per_request
-        self._tokens = max_tokens
-        self._buffers: dict[Form, tuple[Any, Any]] = {}
+        self._size = _Size(max_batch_size, max_pages_per_request, max_tokens)
+        self._new_staging = new_staging
+        self._buffers: dict[Form, tuple[_Buffer, _Buffer]] = {}
         self._turn: dict[Form, int] = {}
 
     def write(self, batch: Any, form: Form) -> Tables:
@@ -147,60 +152,92 @@ class TableWriter:
         if buffers is None:
             check_form(form)
             make = _BUFFERS[form]
-            size = (self._rows, self._pages, self._tokens)
-            buffers = self._buffers[form] = (make(*size), make(*size))
+            buffers = make(self._new_staging(), self._size), make(self._new_staging(), self._size)
+            self._buffers[form] = buffers
         turn = self._turn.get(form, 0)
-        tables: Tables = buffers[turn].write(self._ledger, batch)
+        buffer = buffers[turn]
+        buffer.staging.wait()
+        tables = buffer.write(self._ledger, batch)
+        buffer.staging.published()
         self._turn[form] = 1 - turn  # only now: a call that failed has not used its buffer
         return tables
 
 
-def _table_columns(max_pages: int) -> int:
-    """Cells of a row: the pages rounded up to 8, and 16 more for wide loads."""
-    return -(-max_pages // 8) * 8 + 16
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Most requests, pages of one request, and tokens of all requests that a table must hold."""
+
+    rows: int
+    pages: int
+    tokens: int
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """Rows and cells: the pages rounded up to 8, and 16 more for wide loads."""
+        return self.rows, -(-self.pages // 8) * 8 + 16
 
 
-class _MaxBuffer:
-    def __init__(self, rows: int, pages: int, tokens: int) -> None:
+class _Buffer(ABC):
+    def __init__(self, staging: HostStaging, size: _Size) -> None:
+        self.staging = staging
+
+    @abstractmethod
+    def write(self, ledger: Ledger, batch: Any) -> Tables: ...
+
+
+class _MaxBuffer(_Buffer):
+    def __init__(self, staging: HostStaging, size: _Size) -> None:
+        super().__init__(staging, size)
         self._memory = RowMemory()
-        self._table = np.zeros((rows, _table_columns(pages)), np.uint32)
-        self._lengths = np.zeros(rows, np.uint32)
+        self._table = staging.array(size.table, np.uint32)
+        self._lengths = staging.array(size.rows, np.uint32)
 
     def write(self, ledger: Ledger, batch: Any) -> MaxTables:
         n, _, longest, most, _ = ledger.write_max(batch, self._memory, self._table, self._lengths)
-        return MaxTables(self._table[:n], self._lengths[:n], longest, most)
+        publish = self.staging.publish
+        return MaxTables(publish(self._table, n), publish(self._lengths, n), longest, most)
 
 
-class _VllmBuffer:
-    def __init__(self, rows: int, pages: int, tokens: int) -> None:
+class _VllmBuffer(_Buffer):
+    def __init__(self, staging: HostStaging, size: _Size) -> None:
+        super().__init__(staging, size)
         self._memory = RowMemory()
-        self._table = np.zeros((rows, _table_columns(pages)), np.uint32)
-        self._lengths = np.zeros(rows, np.int32)
-        self._slots = np.zeros(tokens, np.int64)
-        self._starts = np.zeros(rows + 1, np.int32)
-        self._signed = self._table.view(np.int32)
+        self._table = staging.array(size.table, np.int32)
+        self._cells = self._table.view(np.uint32)
+        self._lengths = staging.array(size.rows, np.int32)
+        self._slots = staging.array(size.tokens, np.int64)
+        self._starts = staging.array(size.rows + 1, np.int32)
 
     def write(self, ledger: Ledger, batch: Any) -> VllmTables:
         n, tokens, longest, most, _ = ledger.write_vllm(
-            batch, self._memory, self._table, self._lengths, self._slots, self._starts
+            batch, self._memory, self._cells, self._lengths, self._slots, self._starts
         )
-        starts = self._starts[: n + 1]
-        return VllmTables(self._signed[:n], self._lengths[:n], self._slots[:tokens], starts, longest, most)
+        publish = self.staging.publish
+        table, lengths = publish(self._table, n), publish(self._lengths, n)
+        slots, starts = publish(self._slots, tokens), publish(self._starts, n + 1)
+        return VllmTables(table, lengths, slots, starts, longest, most)
 
 
-class _FlashInferBuffer:
-    def __init__(self, rows: int, pages: int, tokens: int) -> None:
-        self._starts = np.zeros(rows + 1, np.int32)
-        self._indices = np.zeros(rows * pages, np.int32)
-        self._last = np.zeros(rows, np.int32)
-        self._queries = np.zeros(rows + 1, np.int32)
+class _FlashInferBuffer(_Buffer):
+    def __init__(self, staging: HostStaging, size: _Size) -> None:
+        super().__init__(staging, size)
+        self._starts = staging.array(size.rows + 1, np.int32)
+        self._indices = staging.array(size.rows * size.pages, np.int32)
+        self._last = staging.array(size.rows, np.int32)
+        self._queries = staging.array(size.rows + 1, np.int32)
 
     def write(self, ledger: Ledger, batch: Any) -> FlashInferTables:
         n, _, longest, most, pages = ledger.write_flashinfer(
             batch, self._starts, self._indices, self._last, self._queries
         )
-        starts, queries = self._starts[: n + 1], self._queries[: n + 1]
-        return FlashInferTables(starts, self._indices[:pages], self._last[:n], queries, longest, most)
+        publish = self.staging.publish
+        starts, queries = publish(self._starts, n + 1), publish(self._queries, n + 1)
+        indices, last = publish(self._indices, pages), publish(self._last, n)
+        return FlashInferTables(starts, indices, last, queries, longest, most)
 
 
-_BUFFERS: dict[Form, Any] = {"max": _MaxBuffer, "vllm": _VllmBuffer, "flashinfer": _FlashInferBuffer}
+_BUFFERS: dict[Form, type[_Buffer]] = {
+    "max": _MaxBuffer,
+    "vllm": _VllmBuffer,
+    "flashinfer": _FlashInferBuffer,
+}
