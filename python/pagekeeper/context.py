@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagekeeper._native import normalize_tokens
+from pagekeeper._native import TextContext, normalize_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["RequestID", "TokenBuffer"]
+__all__ = ["RequestID", "TokenBuffer", "read_request"]
 
 
 class RequestID(str):
@@ -72,3 +72,38 @@ class TokenBuffer:
 
     def __repr__(self) -> str:
         return f"TokenBuffer({self._tokens!r})"
+
+
+def read_request(request: Any) -> TextContext:
+    """A context with what an engine's own request says of itself.
+
+    Args:
+        request: has `request_id` and `tokens`, and may have other arguments of `TextContext` as attributes.
+
+    Raises:
+        TypeError: it has no `request_id` or no `tokens`.
+    """
+    try:
+        request_id, tokens = request.request_id, request.tokens
+    except AttributeError as error:
+        given = type(request).__name__
+        raise TypeError(
+            f"ctx: got {given}; give a TextContext, or an object with request_id and tokens"
+        ) from error
+    options = {name: getattr(request, name) for name in _OPTIONS if hasattr(request, name)}
+    return TextContext(request_id=request_id, tokens=tokens, **options)
+
+
+_OPTIONS = (
+    "max_length",
+    "cache_salt",
+    "lora_id",
+    "lora_generation",
+    "mm_items",
+    "prompt_embeds",
+    "extra_ids",
+    "token_overrides",
+    "no_read",
+    "no_store",
+    "max_new_tokens",
+)

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pagekeeper._native import Ledger, TextContext
+from pagekeeper.context import read_request
 from pagekeeper.counts import BlockCount, PrefixReuseSummary
-from pagekeeper.hashing import process_seed
+from pagekeeper.hashing import resolve_seed
 from pagekeeper.params import KVCacheParams
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import Form, KVCacheInputs, TableWriter
@@ -97,7 +98,7 @@ class PagedKVCacheManager:
         self.max_num_input_tokens = max_num_input_tokens
         self.model_name = model_name
         self.weights_revision = weights_revision
-        self._hash_seed = _resolve_seed(params)
+        self._hash_seed = resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
             pages=pages,
@@ -153,7 +154,7 @@ class PagedKVCacheManager:
                 over a length limit.
         """
         self._check_replica(replica_idx)
-        return self._core.claim(ctx if isinstance(ctx, TextContext) else _read_request(ctx))
+        return self._core.claim(ctx if isinstance(ctx, TextContext) else read_request(ctx))
 
     def alloc(self, batch: Batch, num_tokens: int | Sequence[int] | None = None) -> Any:
         """Takes prefix hits and reserves pages for the next forward, for all of `batch` or for none.
@@ -204,7 +205,7 @@ class PagedKVCacheManager:
             form: "max", "vllm" (also FlashAttention) or "flashinfer".
 
         Returns:
-            One entry a replica, rows in the order of its batch. The arrays are numpy's for a cache on the CPU;
+            One entry a replica, rows in the order of its batch. Arrays are numpy's for a cache on the CPU,
             otherwise tensors on its device, whose copies are queued on the current stream. They are views of
             memory that is used again, valid until the second next call in the same form.
 
@@ -486,44 +487,3 @@ def _check_positive(name: str, value: int | None) -> None:
         raise ValueError(f"{name}={value!r}: must be an int")
     if not 1 <= value < 2**31:
         raise ValueError(f"{name}={value}: must be 1 to 2**31 - 1")
-
-
-def _resolve_seed(params: KVCacheParams) -> str | None:
-    if not params.enable_prefix_caching:
-        return None
-    seed = params.kv_hash_seed
-    if seed is None and params.kv_hash_algo != "ahash64":
-        seed = process_seed()
-    if seed is not None:
-        import hashlib
-
-        fingerprint = hashlib.sha256(bytes.fromhex(seed)).hexdigest()[:8]
-        _log.info("block hashes are seeded; fingerprint of the seed: %s", fingerprint)
-    return seed
-
-
-_OPTIONAL = (
-    "max_length",
-    "cache_salt",
-    "lora_id",
-    "lora_generation",
-    "mm_items",
-    "prompt_embeds",
-    "extra_ids",
-    "token_overrides",
-    "no_read",
-    "no_store",
-    "max_new_tokens",
-)
-
-
-def _read_request(request: Any) -> TextContext:
-    """A context with what an engine's own request says of itself."""
-    try:
-        request_id, tokens = request.request_id, request.tokens
-    except AttributeError as error:
-        raise TypeError(
-            f"ctx: got {type(request).__name__}; give a TextContext, or an object with request_id and tokens"
-        ) from error
-    given = {name: getattr(request, name) for name in _OPTIONAL if hasattr(request, name)}
-    return TextContext(request_id=request_id, tokens=tokens, **given)

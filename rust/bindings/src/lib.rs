@@ -7,6 +7,7 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod claims;
 mod context;
 mod errors;
 mod hashing;
