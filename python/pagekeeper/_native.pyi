@@ -1,14 +1,20 @@
-"""The native module: requests, the ledger, hashing. Use `pagekeeper`'s names, not this module."""
+"""The native module: requests, the ledger, hashing. Use `pagekeeper`'s names, not this module.
+
+What the names do is said in the Rust sources, whose comments are the docstrings.
+"""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagekeeper.context import TokenBuffer
+from pagekeeper.manager import Batch, Request
+from pagekeeper.params import HashAlgorithm
 
 __all__ = [
+    "BatchShape",
     "Ledger",
     "RowMemory",
     "TextContext",
@@ -20,31 +26,11 @@ __all__ = [
 
 @final
 class TextContext:
-    """One request: a handle on its token log.
-
-    Args:
-        request_id: names the request; a `RequestID`, or anything hashable.
-        tokens: the prompt: a `TokenBuffer`, a 1-D integer array, or a list of ints; at least one token.
-        max_length: most tokens of prompt and output. None: no limit of its own.
-        cache_salt: requests with different salts share nothing; "" is no salt.
-        lora_id: the adapter whose KV this is, by name or number; None is the base model.
-        lora_generation: tells apart adapters that were loaded under one id.
-        mm_items: multimodal items, (32-byte content hash, first token, tokens) each.
-        prompt_embeds: prompt embeddings, (32-byte digest, first token, tokens) each.
-        extra_ids: one unsigned 64-bit number a token, 0 for none.
-        token_overrides: (token index, value): content values that stand for placeholder tokens in block
-            hashes, -2**63 to 2**64 - 1, at most one a token.
-        no_read: do not reuse cached blocks.
-        no_store: do not share blocks of this request.
-        max_new_tokens: for the caller; not enforced.
-
-    Raises:
-        ValueError: what is out of range, and where.
-    """
+    """One request: a handle on its token log."""
 
     def __new__(
         cls,
-        request_id: object,
+        request_id: str | int,
         tokens: ArrayLike | TokenBuffer,
         max_length: int | None = None,
         *,
@@ -60,14 +46,14 @@ class TextContext:
         max_new_tokens: int | None = None,
     ) -> TextContext: ...
     @property
-    def request_id(self) -> Any:
+    def request_id(self) -> str | int:
         """The id that the request was made with."""
     @property
     def max_length(self) -> int:
         """Most tokens of prompt and output."""
     @property
     def max_new_tokens(self) -> int | None:
-        """As given."""
+        """Most tokens to generate, as given, or None."""
     @property
     def no_read(self) -> bool:
         """Whether cached blocks are left alone."""
@@ -93,21 +79,9 @@ class TextContext:
     def cached_prefix_length(self) -> int:
         """Tokens of this admission that came from the cache instead of being computed."""
     def update(self, token: int) -> None:
-        """Appends one generated token, or fills the oldest placeholder.
-
-        A token of a forward that was dropped meanwhile (`preempt`, `truncate`) is dropped.
-
-        Raises:
-            ValueError: no token id, or one token more than `max_length`.
-        """
+        """Appends one generated token, or fills the oldest placeholder."""
     def truncate(self, length: int) -> None:
-        """Drops the tokens after the first `length`, with their KV and their steps out.
-
-        Raises:
-            ValueError: a negative length, or more than the known tokens.
-        """
-    def token_array(self) -> NDArray[np.int32]:
-        """The known tokens, a copy; int32 [len]."""
+        """Drops the tokens after the first `length`, with their KV and the request's steps out."""
     def __len__(self) -> int: ...
 
 @final
@@ -115,6 +89,26 @@ class RowMemory:
     """What the ledger wrote into one table buffer last."""
 
     def __new__(cls) -> RowMemory: ...
+
+@final
+class BatchShape:
+    """How much the tables of a batch hold, and its longest requests."""
+
+    @property
+    def requests(self) -> int:
+        """Requests of the batch."""
+    @property
+    def active(self) -> int:
+        """Tokens that the forward computes, over all requests."""
+    @property
+    def max_active(self) -> int:
+        """Most tokens that it computes for one request."""
+    @property
+    def max_total(self) -> int:
+        """Most tokens of one request after the forward."""
+    @property
+    def pages(self) -> int:
+        """Page-table entries of all requests."""
 
 @final
 class Ledger:
@@ -127,7 +121,7 @@ class Ledger:
         pages: int,
         max_batch_size: int,
         prefix_caching: bool,
-        algo: str,
+        algo: HashAlgorithm,
         seed: str | bytes | None,
         on_duplicate: str,
         reserve: str,
@@ -135,17 +129,26 @@ class Ledger:
         max_seq_len: int | None,
         max_num_input_tokens: int | None,
     ) -> Ledger: ...
+    @property
+    def max_pages_per_request(self) -> int:
+        """Most pages that one request may hold."""
     def claim(self, context: TextContext) -> int: ...
-    def alloc(self, batch: Any, num_tokens: Any) -> int: ...
-    def alloc_dummy(self, context: TextContext) -> None: ...
-    def step(self, batch: Any, new_tokens: Any = None, counts: Any = None) -> None: ...
-    def preempt(self, batch: Any) -> None: ...
-    def release(self, batch: Any) -> None: ...
+    def alloc(self, batch: Batch, num_tokens: int | ArrayLike | None) -> int: ...
+    def alloc_dummy(self, request: Request) -> None: ...
+    def truncate(self, request: Request, length: int) -> None: ...
+    def step(
+        self,
+        batch: Batch,
+        new_tokens: int | ArrayLike | None = None,
+        counts: int | ArrayLike | None = None,
+    ) -> None: ...
+    def preempt(self, batch: Batch) -> None: ...
+    def release(self, batch: Batch) -> None: ...
     def contains(self, request_id: object) -> bool: ...
     def begin_step(self, now: float | None, completions: Sequence[int]) -> int: ...
     def finish_copies(self, completions: Sequence[int]) -> None: ...
-    def start_copy(self, context: TextContext, first: int, count: int) -> tuple[int, list[int], int]: ...
-    def commit(self, context: TextContext) -> list[bytes]: ...
+    def start_copy(self, request: Request, first: int, count: int) -> tuple[int, list[int], int]: ...
+    def commit(self, request: Request) -> list[bytes]: ...
     def probe(
         self,
         tokens: ArrayLike,
@@ -159,27 +162,28 @@ class Ledger:
         overrides: Iterable[tuple[int, int]] | None,
     ) -> tuple[int, int, bytes | None]: ...
     def write_max(
-        self, batch: Any, memory: RowMemory, table: NDArray[np.uint32], cache_lengths: NDArray[np.uint32]
-    ) -> tuple[int, int, int, int, int]: ...
+        self, batch: Batch, memory: RowMemory, table: NDArray[np.uint32], cache_lengths: NDArray[np.uint32]
+    ) -> BatchShape: ...
     def write_vllm(
         self,
-        batch: Any,
+        batch: Batch,
         memory: RowMemory,
         table: NDArray[np.uint32],
         seq_lens: NDArray[np.int32],
         slot_mapping: NDArray[np.int64],
         query_start_loc: NDArray[np.int32],
-    ) -> tuple[int, int, int, int, int]: ...
+    ) -> BatchShape: ...
     def write_flashinfer(
         self,
-        batch: Any,
+        batch: Batch,
         indptr: NDArray[np.int32],
         indices: NDArray[np.int32],
         last_page_len: NDArray[np.int32],
         query_indptr: NDArray[np.int32],
-    ) -> tuple[int, int, int, int, int]: ...
-    def pages(self, batch: Any) -> list[NDArray[np.int32]]: ...
-    def slot_mapping(self, context: TextContext, positions: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    ) -> BatchShape: ...
+    def pages(self, batch: Batch) -> list[NDArray[np.int32]]: ...
+    def pages_of(self, request: Request) -> NDArray[np.int32]: ...
+    def slot_mapping(self, request: Request, positions: ArrayLike) -> NDArray[np.int64]: ...
     def reset_prefix_cache(self) -> None: ...
     def verify(self) -> None: ...
     def fingerprint(self) -> int: ...
@@ -194,7 +198,7 @@ def hash_blocks(
     tokens: ArrayLike,
     page_size: int,
     *,
-    algo: str = "ahash64",
+    algo: HashAlgorithm = "ahash64",
     parent: bytes | None = None,
     seed: bytes | str | None = None,
     salt: str | None = None,
@@ -205,35 +209,13 @@ def hash_blocks(
     extra_ids: ArrayLike | None = None,
     overrides: Iterable[tuple[int, int]] | None = None,
 ) -> list[bytes]:
-    """The hash of each full block of a sequence; a partial last block has none.
-
-    Args:
-        tokens: a 1-D integer array (strided and byte-swapped ones too) or a list of ints, each an int32.
-        page_size: tokens in a block.
-        algo: "ahash64" (8 bytes, fast), "sha256" (32 bytes) or "sha256_64" (its first 8 bytes).
-        parent: hash of the block before the first: 8 bytes for "ahash64", 32 for the SHA family, where it
-            replaces seed and salt.
-        seed: 32 bytes or 64 hexadecimal characters.
-        salt: isolates those who give different ones; "" is none.
-        lora_id: an adapter, by name or number.
-        lora_generation: tells apart adapters loaded under one id.
-        mm_items: multimodal items, (32-byte content hash, first token, tokens) each.
-        prompt_embeds: prompt embeddings, (32-byte digest, first token, tokens) each.
-        extra_ids: one unsigned 64-bit number a token, 0 for none.
-        overrides: (token index, value): -2**63 to 2**64 - 1, at most one a token; indices out of range are
-            ignored.
-
-    Raises:
-        ValueError: what is out of range, and where.
-
-    Values equal those of MAX 26.7 bit for bit when there is neither adapter nor extra key.
-    """
+    """The hash of each full block of a sequence; a partial last block has none."""
 
 def hash_blocks_batch(
     sequences: Iterable[ArrayLike],
     page_size: int,
     *,
-    algo: str = "ahash64",
+    algo: HashAlgorithm = "ahash64",
     parent: bytes | None = None,
     seed: bytes | str | None = None,
     salt: str | None = None,
@@ -244,11 +226,7 @@ def hash_blocks_batch(
     extra_ids: ArrayLike | None = None,
     overrides: Iterable[tuple[int, int]] | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """`hash_blocks` of many sequences at once.
-
-    Returns:
-        The hashes, uint8 [blocks, 8 or 32], and where each sequence's begin, int64 [sequences + 1].
-    """
+    """`hash_blocks` of many sequences in one call, into arrays."""
 
 def hash_cpu_path() -> str:
-    """The instructions that hash here; PAGEKEEPER_CPU=portable in the environment avoids special ones."""
+    """The instructions that hash here, such as "sha-ni", or "portable"."""

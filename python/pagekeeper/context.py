@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
 from pagekeeper._native import TextContext, normalize_tokens
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-__all__ = ["RequestID", "TokenBuffer", "read_request"]
+__all__ = ["EngineRequest", "RequestID", "TokenBuffer", "read_request"]
 
 
 class RequestID(str):
     """Names a request; without a value, a new one that nobody else has.
+
+    Args:
+        value: the name; None draws 32 hexadecimal characters.
 
     >>> RequestID("turn-7")
     'turn-7'
@@ -57,10 +61,19 @@ class TokenBuffer:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> np.int32: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> NDArray[np.int32]: ...
+
+    def __getitem__(self, index: int | slice) -> np.int32 | NDArray[np.int32]:
         return self._tokens[index]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __iter__(self) -> Iterator[np.int32]:
+        return iter(self._tokens)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if dtype is None or dtype == self._tokens.dtype:
             return self._tokens.copy() if copy else self._tokens
         return self._tokens.astype(dtype)
@@ -74,7 +87,22 @@ class TokenBuffer:
         return f"TokenBuffer({self._tokens!r})"
 
 
-def read_request(request: Any) -> TextContext:
+class EngineRequest(Protocol):
+    """An engine's own request, as `PagedKVCacheManager.claim` reads it.
+
+    It may have the other arguments of `TextContext` as attributes too.
+    """
+
+    @property
+    def request_id(self) -> str | int:
+        """Names the request."""
+
+    @property
+    def tokens(self) -> ArrayLike | TokenBuffer:
+        """The prompt."""
+
+
+def read_request(request: EngineRequest) -> TextContext:
     """A context with what an engine's own request says of itself.
 
     Args:
@@ -94,6 +122,7 @@ def read_request(request: Any) -> TextContext:
     return TextContext(request_id=request_id, tokens=tokens, **options)
 
 
+# The other arguments of `TextContext`.
 _OPTIONS = (
     "max_length",
     "cache_salt",

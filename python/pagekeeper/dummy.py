@@ -2,44 +2,102 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pagekeeper.context import EngineRequest
 from pagekeeper.counts import BlockCount, PrefixReuseSummary
-from pagekeeper.manager import Batch, PagedKVCacheManager
-from pagekeeper.tables import FlashInferTables, Form, KVCacheInputs, MaxTables, VllmTables, check_form
+from pagekeeper.manager import Batch, PagedKVCacheManager, Request, is_one
+from pagekeeper.params import KVCacheParams, MHAKVCacheParams
+from pagekeeper.tables import (
+    FlashInferTables,
+    Form,
+    KVCacheInputs,
+    MaxTables,
+    Tables,
+    VllmTables,
+    check_form,
+    table_columns,
+)
 from pagekeeper.transfers import CompletedTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+    from numpy.typing import ArrayLike, NDArray
+
+    from pagekeeper.pools import Layout
+    from pagekeeper.context import TextContext
+
 __all__ = ["DummyKVCache"]
 
 
 class DummyKVCache(PagedKVCacheManager):
-    """A `PagedKVCacheManager` whose calls do nothing: every request is there, every transfer is complete."""
+    """A `PagedKVCacheManager` whose calls do nothing: every request is there, every transfer is complete.
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        """Takes and ignores the arguments of `PagedKVCacheManager`."""
+    It has one page, which is free, and no memory behind it: `get_buffers` and `pages_view` raise a
+    ValueError, as in a manager without pools.
 
-    def claim(self, ctx: Any, replica_idx: int = 0) -> int:
+    Args:
+        params: kept; None describes the smallest cache.
+        session: not used.
+        total_num_pages: kept; None is 1. `block_count` is 1 of 1 whatever is given.
+        max_batch_size: kept; None is 1.
+
+    The other arguments of `PagedKVCacheManager` are taken; sizes and names are kept, and nothing is checked.
+    """
+
+    def __init__(
+        self,
+        params: KVCacheParams | None = None,
+        session: object = None,
+        total_num_pages: int | None = None,
+        max_batch_size: int | None = None,
+        *,
+        available_bytes: int | None = None,
+        max_seq_len: int | None = None,
+        max_num_input_tokens: int | None = None,
+        reserve: Literal["chunk", "prompt"] = "chunk",
+        allocate_pools: bool = True,
+        buffers: Sequence[torch.Tensor] | None = None,
+        model_name: str | None = None,
+        weights_revision: str | None = None,
+    ) -> None:
+        if params is None:
+            params = MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=1, num_layers=1, page_size=1)
+        self.params = params
+        self.total_num_pages = 1 if total_num_pages is None else total_num_pages
+        self.max_batch_size = 1 if max_batch_size is None else max_batch_size
+        self.max_seq_len = max_seq_len
+        self.max_num_input_tokens = max_num_input_tokens
+        self.model_name = model_name
+        self.weights_revision = weights_revision
+
+    def claim(self, ctx: TextContext | EngineRequest, replica_idx: int = 0) -> int:
         return 0
 
-    def alloc(self, batch: Batch, num_tokens: Any = None) -> Any:
-        if isinstance(batch, list | tuple | np.ndarray):
-            return [CompletedTransfer()] * len(batch)
+    def alloc(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> Any:
+        return CompletedTransfer() if is_one(batch) else [CompletedTransfer()] * _requests(batch)
+
+    def alloc_dummy(self, ctx: Request, replica_idx: int = 0) -> CompletedTransfer:
         return CompletedTransfer()
 
-    def alloc_dummy(self, ctx: Any, replica_idx: int = 0) -> CompletedTransfer:
-        return CompletedTransfer()
-
-    def runtime_inputs(self, batches: Sequence[Batch], form: Form = "max") -> KVCacheInputs:
+    def runtime_inputs(self, batches: Sequence[Batch], form: Form = "max") -> KVCacheInputs[Any]:
         """Tables of the right batch size, all zeros."""
         check_form(form)
-        return KVCacheInputs(form, tuple(_empty_tables(form, len(batch)) for batch in batches))
+        return KVCacheInputs(form, tuple(_empty_tables(form, _requests(batch)) for batch in batches))
 
-    def step(self, batch: Batch, new_tokens: Any = None, counts: Any = None) -> None:
+    def step(
+        self,
+        batch: Batch,
+        new_tokens: int | ArrayLike | None = None,
+        counts: int | ArrayLike | None = None,
+    ) -> None:
+        pass
+
+    def truncate(self, ctx: Request, length: int) -> None:
         pass
 
     def preempt(self, batch: Batch) -> None:
@@ -48,32 +106,81 @@ class DummyKVCache(PagedKVCacheManager):
     def release(self, batch: Batch) -> None:
         pass
 
-    def contains(self, ctx: Any) -> bool:
+    def contains(self, ctx: TextContext | EngineRequest) -> bool:
         return True
-
-    def poll_transfers(self, completions: Sequence[int] | None = None) -> list[Any]:
-        return []
 
     def begin_step(self, now: float | None = None, completions: Sequence[int] | None = None) -> int:
         return 0
 
+    def poll_transfers(self, completions: Sequence[int] | None = None) -> list[object]:
+        return []
+
     def block_count(self, replica_idx: int = 0, group: str | None = None) -> BlockCount:
         return BlockCount(free=1, total=1)
+
+    def analyze_prefix_reuse(
+        self,
+        tokens: ArrayLike,
+        *,
+        salt: str | None = None,
+        lora_id: str | int | None = None,
+        lora_generation: int = 0,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
+        extra_ids: ArrayLike | None = None,
+        overrides: Sequence[tuple[int, int]] = (),
+        replica_idx: int = 0,
+    ) -> PrefixReuseSummary:
+        return PrefixReuseSummary(0, 0, None, 0)
+
+    def probe_prefix_match_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        salt: str | None = None,
+        lora_id: str | int | None = None,
+        lora_generation: int = 0,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
+        extra_ids: ArrayLike | None = None,
+        overrides: Sequence[tuple[int, int]] = (),
+        replica_idx: int = 0,
+    ) -> int:
+        return 0
+
+    def commit_and_get_block_hashes(self, ctx: Request, group: str | None = None) -> list[bytes]:
+        return []
+
+    def reset_prefix_cache(self) -> None:
+        pass
 
     def metrics(self) -> dict[str, int]:
         return {}
 
-    def commit_and_get_block_hashes(self, ctx: Any, group: str | None = None) -> list[bytes]:
-        return []
+    @property
+    def hash_seed(self) -> str | None:
+        return None
 
-    def analyze_prefix_reuse(self, tokens: Any, **what: Any) -> PrefixReuseSummary:
-        return PrefixReuseSummary(0, 0, None, 0)
+    def get_cache_indices(self, ctx: Request, group: str | None = None) -> list[list[int]]:
+        """One beam without blocks."""
+        return [[]]
 
-    def probe_prefix_match_length(self, tokens: Any, **what: Any) -> int:
+    def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[list[int]]]:
+        """One beam without blocks for each request."""
+        return [[[]] for _ in range(_requests(batch))]
+
+    def slot_mapping(self, ctx: Request, positions: ArrayLike) -> NDArray[np.int64]:
+        """Zeros, in the null page."""
+        return np.zeros(len(np.atleast_1d(positions)), np.int64)
+
+    def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
         return 0
 
-    def reset_prefix_cache(self) -> None:
-        pass
+    def get_buffers(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
+        raise ValueError("there is no pool: a DummyKVCache has none")
+
+    def pages_view(self) -> torch.Tensor:
+        raise ValueError("there is no pool: a DummyKVCache has none")
 
     def verify(self) -> None:
         pass
@@ -87,15 +194,16 @@ class DummyKVCache(PagedKVCacheManager):
     def shutdown(self) -> None:
         pass
 
-    @property
-    def hash_seed(self) -> str | None:
-        return None
+
+def _requests(batch: Batch) -> int:
+    return 1 if is_one(batch) else len(batch)  # type: ignore[arg-type]
 
 
-def _empty_tables(form: Form, batch: int) -> MaxTables | VllmTables | FlashInferTables:
+def _empty_tables(form: Form, batch: int) -> Tables:
     lengths, offsets = np.zeros(batch, np.int32), np.zeros(batch + 1, np.int32)
     if form == "max":
-        return MaxTables(np.zeros((batch, 16), np.uint32), lengths.view(np.uint32), 0, 0)
+        table = np.zeros((batch, table_columns(0)), np.uint32)
+        return MaxTables(table, lengths.view(np.uint32), 0, 0)
     if form == "vllm":
         return VllmTables(np.zeros((batch, 0), np.int32), lengths, np.zeros(0, np.int64), offsets, 0, 0)
     return FlashInferTables(offsets, np.zeros(0, np.int32), lengths, offsets.copy(), 0, 0)

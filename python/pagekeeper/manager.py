@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from pagekeeper._native import Ledger, TextContext
-from pagekeeper.context import read_request
+from pagekeeper.context import EngineRequest, read_request
 from pagekeeper.counts import BlockCount, PrefixReuseSummary
 from pagekeeper.hashing import resolve_seed
-from pagekeeper.params import KVCacheParams
+from pagekeeper.params import KVCacheParams, whole_number
+from pagekeeper.pools import DevicePool, Layout, usable_pages
 from pagekeeper.staging import staging_for
-from pagekeeper.tables import Form, KVCacheInputs, TableWriter
+from pagekeeper.tables import (
+    FlashInferTables,
+    Form,
+    KVCacheInputs,
+    MaxTables,
+    Tables,
+    TableWriter,
+    VllmTables,
+    write_block_offsets,
+)
 from pagekeeper.transfers import CompletedTransfer
 
 if TYPE_CHECKING:
@@ -22,15 +32,19 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
-    from pagekeeper.pools import DevicePool, Layout
-
-__all__ = ["Batch", "PagedKVCacheManager"]
+__all__ = ["Batch", "PagedKVCacheManager", "Request"]
 
 _log = logging.getLogger("pagekeeper")
 _COMPLETED = CompletedTransfer()
 
-Batch: TypeAlias = "TextContext | Sequence[TextContext] | NDArray[np.int32]"
-"""One request, a list of requests, or their slots as a 1-D int32 array."""
+Request: TypeAlias = "TextContext | int | np.integer"
+"""A claimed request: its context, or the slot that `claim` returned."""
+
+Requests: TypeAlias = "Sequence[TextContext] | NDArray[np.int32]"
+"""Claimed requests: a list of contexts, or their slots as a 1-D int32 array."""
+
+Batch: TypeAlias = "Request | Requests"
+"""One claimed request, or several."""
 
 
 class PagedKVCacheManager:
@@ -45,8 +59,9 @@ class PagedKVCacheManager:
         kv.step(ctx)                           # the KV is computed: share the blocks that are full
         kv.release(ctx)                        # give the pages back
 
-    `alloc` to `step` repeat for every forward. Every call takes a batch: one context, a list of contexts, or
-    an int32 array of the slots that `claim` returned. A call that raises has changed nothing.
+    `alloc` to `step` repeat for every forward. A batch is one context or slot, a list of contexts, or an
+    int32 array of slots; where one request is meant, it is a context or a slot. The slot is what `claim`
+    returned. A call that raises has changed nothing.
 
     Args:
         params: geometry and behaviour of the cache.
@@ -59,11 +74,11 @@ class PagedKVCacheManager:
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
         allocate_pools: False gives the ledger and tables without memory of our own; torch is not imported.
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim].
-        model_name: for logs and, later, for the identity of stored blocks.
-        weights_revision: for the identity of stored blocks.
+        model_name: for log messages.
+        weights_revision: kept; nothing uses it yet.
 
     Raises:
-        ValueError: sizes that are missing, doubled, not positive, or too small.
+        ValueError: sizes that are missing, doubled, out of range, or too small; buffers that do not fit.
         ModuleNotFoundError: pools are wanted and torch is not installed.
     """
 
@@ -85,45 +100,39 @@ class PagedKVCacheManager:
     ) -> None:
         if not isinstance(params, KVCacheParams):
             raise TypeError(f"params: got {type(params).__name__}, must be a KVCacheParams")
-        pages = _usable_pages(params, total_num_pages, available_bytes)
+        pages = usable_pages(params, total_num_pages, available_bytes)
         if max_batch_size is None:
             raise ValueError("max_batch_size: missing; most requests of one replica in runtime_inputs")
-        _check_positive("max_batch_size", max_batch_size)
-        _check_positive("max_seq_len", max_seq_len)
-        _check_positive("max_num_input_tokens", max_num_input_tokens)
         self.params = params
         self.total_num_pages = pages
-        self.max_batch_size = max_batch_size
-        self.max_seq_len = max_seq_len
-        self.max_num_input_tokens = max_num_input_tokens
+        self.max_batch_size = whole_number(max_batch_size, "max_batch_size")
+        self.max_seq_len = _limit(max_seq_len, "max_seq_len")
+        self.max_num_input_tokens = _limit(max_num_input_tokens, "max_num_input_tokens")
         self.model_name = model_name
         self.weights_revision = weights_revision
         self._hash_seed = resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
             pages=pages,
-            max_batch_size=max_batch_size,
+            max_batch_size=self.max_batch_size,
             prefix_caching=params.enable_prefix_caching,
             algo=params.kv_hash_algo,
             seed=self._hash_seed,
             on_duplicate=params.on_duplicate,
             reserve=reserve,
             priority=params.default_retention_priority,
-            max_seq_len=max_seq_len,
-            max_num_input_tokens=max_num_input_tokens,
+            max_seq_len=self.max_seq_len,
+            max_num_input_tokens=self.max_num_input_tokens,
         )
-        most_pages = pages if max_seq_len is None else min(pages, -(-max_seq_len // params.page_size))
         self._tables = TableWriter(
             self._core,
-            max_batch_size,
-            most_pages,
-            max_tokens=pages * params.page_size + max_batch_size,
+            self.max_batch_size,
+            # A computed token has a cell of a page to itself; padding requests, which have none, compute one.
+            max_tokens=pages * params.page_size + self.max_batch_size,
             new_staging=partial(staging_for, params.devices[0]),
         )
         self._pool: DevicePool | None = None
         if allocate_pools or buffers is not None:
-            from pagekeeper.pools import DevicePool
-
             self._pool = DevicePool(params, pages, buffers)
         _log.info(
             "cache of %s: %d pages of %d tokens, %d bytes a page; prefix caching %s",
@@ -136,13 +145,13 @@ class PagedKVCacheManager:
 
     # The life of a request.
 
-    def claim(self, ctx: Any, replica_idx: int = 0) -> int:
+    def claim(self, ctx: TextContext | EngineRequest, replica_idx: int = 0) -> int:
         """Reserves a slot for a request; no page is taken.
 
         Args:
             ctx: a `TextContext`, or an engine's own request with `request_id`, `tokens` and, where it has
                 them, the other arguments of `TextContext` as attributes. Such a request is read once, here,
-                and fed by its slot afterwards.
+                and known by its slot afterwards.
             replica_idx: the data-parallel replica; 0.
 
         Returns:
@@ -150,13 +159,22 @@ class PagedKVCacheManager:
             a generation: the slot of a released request is an error, never another request.
 
         Raises:
+            TypeError: an object without `request_id` or `tokens`.
             ValueError: the request or its id is claimed already, there is no such replica, or the prompt is
                 over a length limit.
         """
         self._check_replica(replica_idx)
         return self._core.claim(ctx if isinstance(ctx, TextContext) else read_request(ctx))
 
-    def alloc(self, batch: Batch, num_tokens: int | Sequence[int] | None = None) -> Any:
+    @overload
+    def alloc(self, batch: Request, num_tokens: int | None = None) -> CompletedTransfer: ...
+
+    @overload
+    def alloc(self, batch: Requests, num_tokens: int | ArrayLike | None = None) -> list[CompletedTransfer]: ...
+
+    def alloc(
+        self, batch: Batch, num_tokens: int | ArrayLike | None = None
+    ) -> CompletedTransfer | list[CompletedTransfer]:
         """Takes prefix hits and reserves pages for the next forward, for all of `batch` or for none.
 
         Reuse is tried until a prompt is computed: the position moves to the end of the longest stored prefix,
@@ -168,7 +186,8 @@ class PagedKVCacheManager:
             num_tokens: most tokens to compute, one number or one a request.
 
         Returns:
-            A transfer that is complete when the pages may be read: one, or a list of them for a batch.
+            A transfer that is complete when the pages may be read: one for a context or a slot, one for each
+            request of a list or an array.
 
         Raises:
             InsufficientBlocksError: no room now; names the first request that did not fit.
@@ -176,18 +195,23 @@ class PagedKVCacheManager:
             ValueError: unknown, doubled or already planned requests, or nothing left to compute.
         """
         count = self._core.alloc(batch, num_tokens)
-        return _COMPLETED if isinstance(batch, TextContext) else [_COMPLETED] * count
+        return _COMPLETED if is_one(batch) else [_COMPLETED] * count
 
-    def alloc_dummy(self, ctx: TextContext, replica_idx: int = 0) -> CompletedTransfer:
+    def alloc_dummy(self, ctx: Request, replica_idx: int = 0) -> CompletedTransfer:
         """Plans a padding request: its table row is all null pages, it takes no page and stores nothing.
 
-        Claims it if it is not claimed. `step` and `release` work as for any request.
+        A context that is not claimed is claimed. `step` and `release` work as for any request.
+
+        Args:
+            ctx: a request that has no pages and was not planned before.
+            replica_idx: the data-parallel replica; 0.
 
         Raises:
-            ValueError: the request was planned before.
+            ValueError: the request was planned before, or there is no such replica.
         """
-        claimed_here = ctx.slot is None
-        if claimed_here:
+        self._check_replica(replica_idx)
+        claimed_here = isinstance(ctx, TextContext) and ctx.slot is None
+        if isinstance(ctx, TextContext) and claimed_here:
             self.claim(ctx, replica_idx)
         try:
             self._core.alloc_dummy(ctx)
@@ -197,7 +221,22 @@ class PagedKVCacheManager:
             raise
         return _COMPLETED
 
-    def runtime_inputs(self, batches: Sequence[Batch], form: Form = "max") -> KVCacheInputs:
+    @overload
+    def runtime_inputs(
+        self, batches: Sequence[Batch], form: Literal["max"] = "max"
+    ) -> KVCacheInputs[MaxTables]: ...
+
+    @overload
+    def runtime_inputs(
+        self, batches: Sequence[Batch], form: Literal["vllm"]
+    ) -> KVCacheInputs[VllmTables]: ...
+
+    @overload
+    def runtime_inputs(
+        self, batches: Sequence[Batch], form: Literal["flashinfer"]
+    ) -> KVCacheInputs[FlashInferTables]: ...
+
+    def runtime_inputs(self, batches: Sequence[Batch], form: Form = "max") -> KVCacheInputs[Tables]:
         """What the kernels read for the forward that `alloc` planned.
 
         Args:
@@ -205,7 +244,8 @@ class PagedKVCacheManager:
             form: "max", "vllm" (also FlashAttention) or "flashinfer".
 
         Returns:
-            One entry a replica, rows in the order of its batch. Arrays are numpy's for a cache on the CPU,
+            One entry a replica, rows in the order of its batch; see `MaxTables`, `VllmTables` and
+            `FlashInferTables` of `pagekeeper.tables` for shapes and dtypes. Arrays are numpy's for a cache on the CPU,
             otherwise tensors on its device, whose copies are queued on the current stream. They are views of
             memory that is used again, valid until the second next call in the same form.
 
@@ -239,11 +279,28 @@ class PagedKVCacheManager:
         """
         self._core.step(batch, new_tokens, counts)
 
+    def truncate(self, ctx: Request, length: int) -> None:
+        """Drops a request's tokens after the first `length`, with their KV and its steps out.
+
+        `TextContext.truncate` for whoever has the slot.
+
+        Args:
+            ctx: the request.
+            length: tokens to keep, 0 to those known.
+
+        Raises:
+            ValueError: a length out of that range, or a request that is not claimed.
+        """
+        self._core.truncate(ctx, length)
+
     def preempt(self, batch: Batch) -> None:
         """Takes all pages from requests, which stay claimed.
 
         The next `alloc` starts them over, from what is still cached then. The results of a forward that was
         launched with them are still due: deliver them with `step`, which drops them.
+
+        Raises:
+            ValueError: a request is not claimed, or is given twice.
         """
         self._core.preempt(batch)
 
@@ -253,12 +310,16 @@ class PagedKVCacheManager:
         Legal at any time, also while a forward is out.
 
         Raises:
-            ValueError: a request is not claimed (released already, or never claimed).
+            ValueError: a request is not claimed (released already, or never claimed), or is given twice.
         """
         self._core.release(batch)
 
-    def contains(self, ctx: Any) -> bool:
-        """Whether a request with this id is claimed."""
+    def contains(self, ctx: TextContext | EngineRequest) -> bool:
+        """Whether a request with the `request_id` of `ctx` is claimed.
+
+        Args:
+            ctx: a `TextContext`, or an engine's own request.
+        """
         return self._core.contains(ctx.request_id)
 
     # Steps and transfers.
@@ -270,21 +331,41 @@ class PagedKVCacheManager:
         call it when a forward is launched before the last one's results are known.
 
         Args:
-            now: seconds of a clock that never goes back.
-            completions: transfers that have ended.
-        """
-        return self._core.begin_step(now, list(completions or ()))
+            now: seconds of a clock that never goes back; None leaves it as it was.
+            completions: ids of copies that have ended.
 
-    def poll_transfers(self, completions: Sequence[int] | None = None) -> list[Any]:
-        """Ends transfers; gives the requests that became ready or failed (none without a connector)."""
-        if completions:
-            self._core.finish_copies(list(completions))
+        Raises:
+            ValueError: `now` is before an earlier one, or a copy is unknown or ended before.
+        """
+        return self._core.begin_step(now, () if completions is None else completions)
+
+    def poll_transfers(self, completions: Sequence[int] | None = None) -> list[object]:
+        """Ends copies, and gives the requests whose transfers became ready or failed.
+
+        Without a connector there are none.
+
+        Args:
+            completions: ids of copies that have ended.
+
+        Raises:
+            ValueError: a copy is unknown or ended before.
+        """
+        if completions is not None:
+            self._core.finish_copies(completions)
         return []
 
     # What is there.
 
     def block_count(self, replica_idx: int = 0, group: str | None = None) -> BlockCount:
-        """Free and total pages of a replica's pool. Cached pages that nobody uses are free."""
+        """Free and total pages of a replica's pool. Cached pages that nobody uses are free.
+
+        Args:
+            replica_idx: the data-parallel replica; 0.
+            group: None, the only group of layers.
+
+        Raises:
+            ValueError: there is no such replica or group.
+        """
         self._check_replica(replica_idx)
         self._check_group(group)
         free, total = self._core.block_count()
@@ -314,7 +395,10 @@ class PagedKVCacheManager:
             prompt_embeds: prompt embeddings, (32-byte digest, first token, tokens) each.
             extra_ids: one unsigned number a token, 0 for none.
             overrides: (token index, value): content values in place of placeholder tokens.
-            replica_idx: the data-parallel replica.
+            replica_idx: the data-parallel replica; 0.
+
+        Raises:
+            ValueError: what is out of range, and where; there is no such replica.
         """
         self._check_replica(replica_idx)
         held, present, first_new = self._core.probe(
@@ -329,17 +413,51 @@ class PagedKVCacheManager:
         )
         return PrefixReuseSummary(held, present, first_new, device_blocks=present)
 
-    def probe_prefix_match_length(self, tokens: ArrayLike, **what: Any) -> int:
+    def probe_prefix_match_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        salt: str | None = None,
+        lora_id: str | int | None = None,
+        lora_generation: int = 0,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
+        extra_ids: ArrayLike | None = None,
+        overrides: Sequence[tuple[int, int]] = (),
+        replica_idx: int = 0,
+    ) -> int:
         """Tokens that a prompt would reuse now, for routers. May be called from any thread.
 
-        Takes the arguments of `analyze_prefix_reuse`.
+        The arguments and errors are those of `analyze_prefix_reuse`.
         """
-        return self.analyze_prefix_reuse(tokens, **what).reusable_blocks_all * self.params.page_size
+        found = self.analyze_prefix_reuse(
+            tokens,
+            salt=salt,
+            lora_id=lora_id,
+            lora_generation=lora_generation,
+            mm_items=mm_items,
+            prompt_embeds=prompt_embeds,
+            extra_ids=extra_ids,
+            overrides=overrides,
+            replica_idx=replica_idx,
+        )
+        return found.reusable_blocks_all * self.params.page_size
 
-    def commit_and_get_block_hashes(self, ctx: TextContext, group: str | None = None) -> list[bytes]:
+    def commit_and_get_block_hashes(self, ctx: Request, group: str | None = None) -> list[bytes]:
         """Shares what is computed and full, and gives the hashes of the request's full blocks in order.
 
-        Calling it again changes nothing. Without prefix caching there are no hashes.
+        Calling it again changes nothing. Without prefix caching there are no hashes. They are those of
+        `hash_blocks` with the cache's `page_size`, `kv_hash_algo` and `hash_seed`.
+
+        Args:
+            ctx: the request.
+            group: None, the only group of layers.
+
+        Returns:
+            8 bytes a block, or 32 for "sha256".
+
+        Raises:
+            ValueError: the request is not claimed, or there is no such group.
         """
         self._check_group(group)
         return self._core.commit(ctx)
@@ -353,78 +471,95 @@ class PagedKVCacheManager:
         self._core.reset_prefix_cache()
 
     def metrics(self) -> dict[str, int]:
-        """Counters since the start and gauges of now, by name."""
+        """Counters since the start and gauges of now, by name; docs/operations.md says what each counts.
+
+        All are whole numbers of requests, calls, pages, blocks or tokens.
+        """
         return self._core.metrics()
 
     @property
     def hash_seed(self) -> str | None:
-        """The seed of the block hashes, 64 hexadecimal characters; None is no seed."""
+        """The seed of the block hashes, 64 hexadecimal characters; None is no seed.
+
+        It is what `hash_blocks` needs to give this cache's hashes. Who knows it can make hashes collide.
+        """
         return self._hash_seed
 
     # Tables beside `runtime_inputs`, and memory.
 
-    def get_cache_indices(self, ctx: TextContext, group: str | None = None) -> list[list[int]]:
-        """The page of each block, as [beam][block]."""
+    def get_cache_indices(self, ctx: Request, group: str | None = None) -> list[list[int]]:
+        """The page of each block of one request, as [beam][block]; there is one beam.
+
+        Raises:
+            ValueError: the request is not claimed, or there is no such group.
+        """
         self._check_group(group)
-        return [self._core.pages(ctx)[0].tolist()]
+        return [self._core.pages_of(ctx).tolist()]
 
     def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[list[int]]]:
-        """The page of each block, as [request][beam][block]."""
+        """The page of each block, as [request][beam][block]; there is one beam.
+
+        Raises:
+            ValueError: a request is not claimed, or there is no such group.
+        """
         self._check_group(group)
         return [[pages.tolist()] for pages in self._core.pages(batch)]
 
-    def slot_mapping(self, ctx: TextContext, positions: ArrayLike) -> NDArray[np.int64]:
-        """Where the KV of tokens goes: page * page_size + offset of each position; int64 [positions].
+    def slot_mapping(self, ctx: Request, positions: ArrayLike) -> NDArray[np.int64]:
+        """Where the KV of a request's tokens goes: page * page_size + offset.
+
+        Args:
+            ctx: the request.
+            positions: token positions from 0, whole numbers, [positions].
+
+        Returns:
+            int64 [positions].
 
         Raises:
-            ValueError: a position that the request has no page for.
+            ValueError: a position that the request has no page for, or a request that is not claimed.
         """
-        import numpy as np
+        return self._core.slot_mapping(ctx, positions)
 
-        return self._core.slot_mapping(ctx, np.ascontiguousarray(positions, np.int64))
-
-    def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: TextContext) -> int:
+    def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
         """Writes a request's row of a TensorRT-LLM block-offset table.
 
         The entry of a page is `page * layers * 2 + field` (0 keys, 1 values), as in block-first pools; the
         kernels add the layer. Cells without a page are all ones.
 
         Args:
-            out: int32 [1 pool, rows, 2, blocks].
-            slot: the row to write.
+            out: int32 [1 pool, rows, 2 fields, blocks].
+            slot: the row to write, 0 to rows - 1.
             ctx: the request.
 
         Returns:
             The number of blocks.
 
         Raises:
-            ValueError: a page size that is 1 or no power of two, or a table that is too small.
+            ValueError: a page size that is 1 or no power of two, a table that is too small, or an entry over
+                2**31 - 1.
         """
-        import numpy as np
-
-        size = self.params.page_size
-        if size < 2 or size & (size - 1):
-            raise ValueError(f"page_size={size}: TensorRT-LLM tables need a power of two above 1")
-        pages = self._core.pages(ctx)[0]
-        if out.dtype != np.int32 or out.ndim != 4 or out.shape[0] != 1 or out.shape[2] != 2:
-            raise ValueError(f"out: {out.dtype} {list(out.shape)}, must be int32 [1, rows, 2, blocks]")
-        if not 0 <= slot < out.shape[1] or len(pages) > out.shape[3]:
-            raise ValueError(f"out: {list(out.shape)} has no row {slot} of {len(pages)} blocks")
-        out[0, slot] = -1
-        first = pages * (self.params.num_layers * 2)
-        out[0, slot, 0, : len(pages)] = np.where(pages > 0, first, -1)
-        out[0, slot, 1, : len(pages)] = np.where(pages > 0, first + 1, -1)
-        return len(pages)
+        return write_block_offsets(out, slot, self._core.pages_of(ctx), self.params)
 
     def get_buffers(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
         """One layer's keys and values: a view [pages + 1, 2, page_size, heads, head_dim] of the pool.
 
         Page 0 is the null page. With layout "HND" tokens and heads change places; nothing is copied.
+
+        Args:
+            layer: 0 to layers - 1.
+            layout: "NHD" or "HND".
+
+        Raises:
+            ValueError: no such layer or layout, or there is no pool.
         """
         return self._require_pool().layer(layer, layout)
 
     def pages_view(self) -> torch.Tensor:
-        """Every page as bytes: uint8 [pages + 1, bytes_per_page], a view of the pool."""
+        """Every page as bytes: uint8 [pages + 1, bytes_per_page], a view of the pool.
+
+        Raises:
+            ValueError: there is no pool.
+        """
         return self._require_pool().pages()
 
     # The books.
@@ -446,7 +581,11 @@ class PagedKVCacheManager:
         return self._core.debug_dump()
 
     def shutdown(self) -> None:
-        """Drops the pool's memory. Calling it again does nothing."""
+        """Lets go of the pool, whose memory is free once nobody holds a view of it.
+
+        Only `get_buffers` and `pages_view` end with it: requests may still be stepped and released, and
+        `verify` and `metrics` answer. Calling it again does nothing.
+        """
         self._pool = None
 
     def _require_pool(self) -> DevicePool:
@@ -463,27 +602,10 @@ class PagedKVCacheManager:
             raise ValueError(f"group={group!r}: must be None, the cache has one group")
 
 
-def _usable_pages(params: KVCacheParams, total_num_pages: int | None, available_bytes: int | None) -> int:
-    if (total_num_pages is None) == (available_bytes is None):
-        raise ValueError("give total_num_pages or available_bytes, one of them")
-    if total_num_pages is not None:
-        _check_positive("total_num_pages", total_num_pages)
-        return total_num_pages
-    _check_positive("available_bytes", available_bytes)
-    assert available_bytes is not None
-    pages = available_bytes // params.bytes_per_page - 1
-    if pages < 1:
-        raise ValueError(
-            f"available_bytes={available_bytes}: must be at least {2 * params.bytes_per_page}, "
-            "one page and the null page"
-        )
-    return pages
+def is_one(batch: Batch) -> bool:
+    """Whether `batch` is one request, which is answered by one value instead of a list."""
+    return isinstance(batch, TextContext) or hasattr(batch, "__index__") and not hasattr(batch, "__len__")
 
 
-def _check_positive(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name}={value!r}: must be an int")
-    if not 1 <= value < 2**31:
-        raise ValueError(f"{name}={value}: must be 1 to 2**31 - 1")
+def _limit(given: int | None, name: str) -> int | None:
+    return None if given is None else whole_number(given, name)

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike, parse_device
 
-__all__ = ["HashAlgorithm", "KVCacheParams", "MHAKVCacheParams", "OnDuplicate", "Priority"]
+__all__ = ["HashAlgorithm", "KVCacheParams", "MHAKVCacheParams", "OnDuplicate", "Priority", "whole_number"]
 
 HashAlgorithm: TypeAlias = Literal["ahash64", "sha256", "sha256_64"]
 OnDuplicate: TypeAlias = Literal["adopt", "private"]
@@ -171,10 +171,22 @@ class MHAKVCacheParams(KVCacheParams):
         return (self.num_layers, 2, self.page_size, self.n_kv_heads, packed)
 
 
+def whole_number(value: object, name: str) -> int:
+    """A size that was given as `name`, as an `int`; numpy's integers are accepted.
+
+    Raises:
+        ValueError: it is no whole number from 1 to 2**31 - 1; a bool is none.
+    """
+    try:
+        return _parse_count(value)
+    except ValueError as error:
+        raise ValueError(f"{name}={value!r}: {error}") from None
+
+
 def _parse_count(value: object) -> int:
-    count = _whole_number(value)
-    if count is None or count < 1:
-        raise ValueError("must be a whole number of at least 1")
+    count = _integer(value)
+    if count is None or not 1 <= count < 2**31:
+        raise ValueError("must be a whole number from 1 to 2**31 - 1")
     return count
 
 
@@ -218,13 +230,13 @@ def _parse_seed(value: object) -> str | None:
 
 
 def _parse_priority(value: object) -> int:
-    priority = _PRIORITIES.get(value) if isinstance(value, str) else _whole_number(value)
+    priority = _PRIORITIES.get(value) if isinstance(value, str) else _integer(value)
     if priority is None or not 0 <= priority <= 100:
         raise ValueError("must be a whole number from 0 to 100, 'low' (20), 'medium' (35) or 'high' (80)")
     return priority
 
 
-def _whole_number(value: object) -> int | None:
+def _integer(value: object) -> int | None:
     """The value as an `int`, numpy's integers included; None for a bool and for what is no integer."""
     if isinstance(value, bool):
         return None

@@ -1,17 +1,20 @@
-"""Device pools: the torch tensors whose pages the manager hands out."""
+"""Device pools: how many pages a cache has, and the torch tensors that hold them.
+
+Torch is needed for the tensors only.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pagekeeper.params import KVCacheParams
+from pagekeeper.params import KVCacheParams, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-__all__ = ["DevicePool", "Layout"]
+__all__ = ["DevicePool", "Layout", "usable_pages"]
 
 Layout = Literal["NHD", "HND"]
 
@@ -28,7 +31,8 @@ class DevicePool:
         buffers: an existing tensor of that shape, dtype and device to adopt, as a list of one.
 
     Raises:
-        ModuleNotFoundError: torch is not installed.
+        ImportError: torch is not installed.
+        TypeError: an adopted buffer is no tensor.
         ValueError: adopted buffers that do not fit.
     """
 
@@ -36,26 +40,30 @@ class DevicePool:
         self, params: KVCacheParams, num_pages: int, buffers: Sequence[torch.Tensor] | None = None
     ) -> None:
         dtype = params.dtype.to_torch()
-        shape = (num_pages + 1, *params.page_shape)
-        if buffers is None:
-            import torch
+        import torch
 
-            self._tensor = torch.zeros(shape, dtype=dtype, device=params.devices[0])
+        shape, device = (num_pages + 1, *params.page_shape), torch.device(params.devices[0])
+        if buffers is None:
+            self._tensor = torch.zeros(shape, dtype=dtype, device=device)
             return
         if len(buffers) != 1:
             raise ValueError(f"buffers: {len(buffers)} given, must be 1 (one pool on one device)")
-        (tensor,) = buffers
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+        (given,) = buffers
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"buffers[0]: got {type(given).__name__}, must be a torch.Tensor")
+        fits = (
+            tuple(given.shape) == shape
+            and given.dtype == dtype
+            and given.is_contiguous()
+            and (given.device.type, given.device.index or 0) == (device.type, device.index or 0)
+        )
+        if not fits:
+            kind = "contiguous" if given.is_contiguous() else "not contiguous"
             raise ValueError(
-                f"buffers[0]: {list(tensor.shape)} of {tensor.dtype}, "
-                f"must be contiguous {list(shape)} of {dtype} (one page more than total_num_pages)"
+                f"buffers[0]: {list(given.shape)} of {given.dtype} on {given.device}, {kind}; must be "
+                f"{list(shape)} of {dtype} on {device}, contiguous (one page more than total_num_pages)"
             )
-        self._tensor = tensor
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The whole pool: [pages + 1, layers, 2, page_size, heads, head_dim]."""
-        return self._tensor
+        self._tensor = given
 
     def layer(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
         """One layer's keys and values, a view without a copy.
@@ -82,3 +90,24 @@ class DevicePool:
         import torch
 
         return self._tensor.view(self._tensor.shape[0], -1).view(torch.uint8)
+
+
+def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_bytes: int | None) -> int:
+    """Pages that a pool can hand out: as many as asked for, or as fit beside the null page.
+
+    Raises:
+        ValueError: neither or both are given, one is out of range, or not one page fits.
+    """
+    if (total_num_pages is None) == (available_bytes is None):
+        raise ValueError("give total_num_pages or available_bytes, one of them")
+    if available_bytes is None:
+        return whole_number(total_num_pages, "total_num_pages")
+    if isinstance(available_bytes, bool) or not hasattr(available_bytes, "__index__"):
+        raise ValueError(f"available_bytes={available_bytes!r}: must be a whole number")
+    pages = int(available_bytes) // params.bytes_per_page - 1
+    if not 1 <= pages < 2**31:
+        raise ValueError(
+            f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} bytes "
+            "beside the null page, must make 1 to 2**31 - 1"
+        )
+    return pages

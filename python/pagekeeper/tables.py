@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -19,9 +19,22 @@ from pagekeeper.staging import HostStaging, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pagekeeper._native import Ledger
+    from numpy.typing import NDArray
 
-__all__ = ["FlashInferTables", "Form", "KVCacheInputs", "MaxTables", "TableWriter", "VllmTables"]
+    from pagekeeper._native import Ledger
+    from pagekeeper.manager import Batch
+    from pagekeeper.params import KVCacheParams
+
+__all__ = [
+    "FlashInferTables",
+    "Form",
+    "KVCacheInputs",
+    "MaxTables",
+    "TableWriter",
+    "Tables",
+    "VllmTables",
+    "write_block_offsets",
+]
 
 Form = Literal["max", "vllm", "flashinfer"]
 
@@ -93,28 +106,33 @@ class FlashInferTables:
 
 
 Tables: TypeAlias = MaxTables | VllmTables | FlashInferTables
+_Tables = TypeVar("_Tables", bound=Tables, covariant=True)
 
 
-class KVCacheInputs:
-    """The tables of one step, one entry a data-parallel replica.
+class KVCacheInputs(Generic[_Tables]):
+    """The tables of one step, one entry a data-parallel replica: `inputs[0].lookup_table`.
 
     The arrays are views of memory that the manager reuses: they are valid until the second next call of
     `runtime_inputs` in the same form.
+
+    Attributes:
+        form: "max", "vllm" or "flashinfer".
+        replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica.
     """
 
     __slots__ = ("form", "replicas")
 
-    def __init__(self, form: Form, replicas: tuple[Tables, ...]) -> None:
+    def __init__(self, form: Form, replicas: tuple[_Tables, ...]) -> None:
         self.form = form
         self.replicas = replicas
 
     def __len__(self) -> int:
         return len(self.replicas)
 
-    def __getitem__(self, replica: int) -> Any:
+    def __getitem__(self, replica: int) -> _Tables:
         return self.replicas[replica]
 
-    def __iter__(self) -> Iterator[Tables]:
+    def __iter__(self) -> Iterator[_Tables]:
         return iter(self.replicas)
 
     def __repr__(self) -> str:
@@ -127,7 +145,6 @@ class TableWriter:
     Args:
         ledger: the replica's ledger.
         max_batch_size: most requests of one call, and rows of a table.
-        max_pages_per_request: most pages that one request may hold.
         max_tokens: most tokens that one forward may compute over all requests.
         new_staging: makes the memory of a buffer.
     """
@@ -136,17 +153,16 @@ class TableWriter:
         self,
         ledger: Ledger,
         max_batch_size: int,
-        max_pages_per_request: int,
         max_tokens: int,
         new_staging: Callable[[], HostStaging] = HostStaging,
     ) -> None:
         self._ledger = ledger
-        self._size = _Size(max_batch_size, max_pages_per_request, max_tokens)
+        self._size = _Size(max_batch_size, ledger.max_pages_per_request, max_tokens)
         self._new_staging = new_staging
         self._buffers: dict[Form, tuple[_Buffer, _Buffer]] = {}
         self._turn: dict[Form, int] = {}
 
-    def write(self, batch: Any, form: Form) -> Tables:
+    def write(self, batch: Batch, form: Form) -> Tables:
         """The tables of `batch`; see `PagedKVCacheManager.runtime_inputs`."""
         buffers = self._buffers.get(form)
         if buffers is None:
@@ -173,8 +189,8 @@ class _Size:
 
     @property
     def table(self) -> tuple[int, int]:
-        """Rows and cells: the pages rounded up to 8, and 16 more for wide loads."""
-        return self.rows, -(-self.pages // 8) * 8 + 16
+        """Rows and cells of a table with a row a request."""
+        return self.rows, table_columns(self.pages)
 
 
 class _Buffer(ABC):
@@ -182,7 +198,7 @@ class _Buffer(ABC):
         self.staging = staging
 
     @abstractmethod
-    def write(self, ledger: Ledger, batch: Any) -> Tables: ...
+    def write(self, ledger: Ledger, batch: Batch) -> Tables: ...
 
 
 class _MaxBuffer(_Buffer):
@@ -192,10 +208,11 @@ class _MaxBuffer(_Buffer):
         self._table = staging.array(size.table, np.uint32)
         self._lengths = staging.array(size.rows, np.uint32)
 
-    def write(self, ledger: Ledger, batch: Any) -> MaxTables:
-        n, _, longest, most, _ = ledger.write_max(batch, self._memory, self._table, self._lengths)
-        publish = self.staging.publish
-        return MaxTables(publish(self._table, n), publish(self._lengths, n), longest, most)
+    def write(self, ledger: Ledger, batch: Batch) -> MaxTables:
+        shape = ledger.write_max(batch, self._memory, self._table, self._lengths)
+        n, publish = shape.requests, self.staging.publish
+        table, lengths = publish(self._table, n), publish(self._lengths, n)
+        return MaxTables(table, lengths, shape.max_active, shape.max_total)
 
 
 class _VllmBuffer(_Buffer):
@@ -208,14 +225,14 @@ class _VllmBuffer(_Buffer):
         self._slots = staging.array(size.tokens, np.int64)
         self._starts = staging.array(size.rows + 1, np.int32)
 
-    def write(self, ledger: Ledger, batch: Any) -> VllmTables:
-        n, tokens, longest, most, _ = ledger.write_vllm(
+    def write(self, ledger: Ledger, batch: Batch) -> VllmTables:
+        shape = ledger.write_vllm(
             batch, self._memory, self._cells, self._lengths, self._slots, self._starts
         )
-        publish = self.staging.publish
+        n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
-        slots, starts = publish(self._slots, tokens), publish(self._starts, n + 1)
-        return VllmTables(table, lengths, slots, starts, longest, most)
+        slots, starts = publish(self._slots, shape.active), publish(self._starts, n + 1)
+        return VllmTables(table, lengths, slots, starts, shape.max_active, shape.max_total)
 
 
 class _FlashInferBuffer(_Buffer):
@@ -226,14 +243,12 @@ class _FlashInferBuffer(_Buffer):
         self._last = staging.array(size.rows, np.int32)
         self._queries = staging.array(size.rows + 1, np.int32)
 
-    def write(self, ledger: Ledger, batch: Any) -> FlashInferTables:
-        n, _, longest, most, pages = ledger.write_flashinfer(
-            batch, self._starts, self._indices, self._last, self._queries
-        )
-        publish = self.staging.publish
+    def write(self, ledger: Ledger, batch: Batch) -> FlashInferTables:
+        shape = ledger.write_flashinfer(batch, self._starts, self._indices, self._last, self._queries)
+        n, publish = shape.requests, self.staging.publish
         starts, queries = publish(self._starts, n + 1), publish(self._queries, n + 1)
-        indices, last = publish(self._indices, pages), publish(self._last, n)
-        return FlashInferTables(starts, indices, last, queries, longest, most)
+        indices, last = publish(self._indices, shape.pages), publish(self._last, n)
+        return FlashInferTables(starts, indices, last, queries, shape.max_active, shape.max_total)
 
 
 _BUFFERS: dict[Form, type[_Buffer]] = {
@@ -241,3 +256,34 @@ _BUFFERS: dict[Form, type[_Buffer]] = {
     "vllm": _VllmBuffer,
     "flashinfer": _FlashInferBuffer,
 }
+
+
+def table_columns(pages: int) -> int:
+    """Cells of a row for so many pages: rounded up to 8, and 16 more for wide loads."""
+    return -(-pages // 8) * 8 + 16
+
+
+def write_block_offsets(
+    out: NDArray[np.int32], row: int, pages: NDArray[np.int32], params: KVCacheParams
+) -> int:
+    """Writes a row of a TensorRT-LLM table; see `PagedKVCacheManager.copy_block_offsets`.
+
+    Bit 31 of an entry is the format's mark of host memory, so entries end at 2**31 - 1.
+    """
+    size = params.page_size
+    if size < 2 or size & (size - 1):
+        raise ValueError(f"page_size={size}: TensorRT-LLM tables need a power of two above 1")
+    if out.dtype != np.int32 or out.ndim != 4 or out.shape[0] != 1 or out.shape[2] != 2:
+        raise ValueError(f"out: {out.dtype} {list(out.shape)}, must be int32 [1, rows, 2, blocks]")
+    if not 0 <= row < out.shape[1] or len(pages) > out.shape[3]:
+        raise ValueError(f"out: {list(out.shape)} has no row {row} of {len(pages)} blocks")
+    keys = pages.astype(np.int64) * (params.num_layers * 2)
+    if len(keys) and keys.max() + 1 >= 2**31:
+        raise ValueError(
+            f"page {pages.max()} of {params.num_layers} layers: its entry {keys.max() + 1} is over 2**31 - 1, "
+            "the most that a TensorRT-LLM table can hold"
+        )
+    out[0, row] = -1
+    out[0, row, 0, : len(pages)] = np.where(pages > 0, keys, -1)
+    out[0, row, 1, : len(pages)] = np.where(pages > 0, keys + 1, -1)
+    return len(pages)

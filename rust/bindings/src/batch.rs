@@ -1,9 +1,10 @@
-//! A batch from Python: one context, a list of contexts, or an int32 array of slots.
+//! Requests from Python: one context or slot, a list of contexts, or an int32 array of slots.
 
-use crate::context::{State, TextContext};
+use crate::context::{LOST, State, TextContext};
 use crate::shared::Shared;
+use crate::tokens::{borrowed, slot_from};
 use cache_manager::SlotId;
-use numpy::{PyArray1, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -22,16 +23,33 @@ pub(crate) fn slots_of(batch: &Bound<'_, PyAny>, shared: &Arc<Shared>, late: boo
         return tuple.iter().enumerate().map(|(index, item)| item_slot(&item, index, shared, late)).collect();
     }
     if let Ok(array) = batch.cast::<PyArray1<i32>>() {
-        let array = array.readonly();
+        let array = borrowed(array, "batch")?;
         return Ok(array.as_array().iter().map(|&slot| SlotId(slot.cast_unsigned())).collect());
+    }
+    if let Some(slot) = slot_from(batch, "batch")? {
+        return Ok(vec![slot]);
     }
     let given = match batch.cast::<PyUntypedArray>() {
         Ok(array) => format!("a {}-D array of {}", array.ndim(), array.dtype().str()?),
         Err(_) => batch.get_type().name()?.to_string(),
     };
     Err(PyTypeError::new_err(format!(
-        "batch: got {given}; give a TextContext, a list of TextContext, or a 1-D int32 array of slots"
+        "batch: got {given}; give a TextContext, a slot, a list of TextContext, or a 1-D int32 array of slots"
     )))
+}
+
+/// The slot of one request, given as its context or its slot.
+pub(crate) fn one_slot_of(request: &Bound<'_, PyAny>, shared: &Arc<Shared>) -> PyResult<SlotId> {
+    if let Ok(context) = request.cast::<TextContext>() {
+        return slot_of(context, shared, false);
+    }
+    match slot_from(request, "ctx")? {
+        Some(slot) => Ok(slot),
+        None => Err(PyTypeError::new_err(format!(
+            "ctx: got {}; give one TextContext or one slot",
+            request.get_type().name()?
+        ))),
+    }
 }
 
 fn item_slot(item: &Bound<'_, PyAny>, index: usize, shared: &Arc<Shared>, late: bool) -> PyResult<SlotId> {
@@ -44,18 +62,14 @@ fn item_slot(item: &Bound<'_, PyAny>, index: usize, shared: &Arc<Shared>, late: 
     }
 }
 
-/// The slot of one context.
-pub(crate) fn slot_of(
-    context: &Bound<'_, TextContext>,
-    shared: &Arc<Shared>,
-    late: bool,
-) -> PyResult<SlotId> {
+fn slot_of(context: &Bound<'_, TextContext>, shared: &Arc<Shared>, late: bool) -> PyResult<SlotId> {
     let py = context.py();
     let context = context.get();
     let problem = match &*context.state.lock() {
         State::Claimed { shared: own, slot } if Arc::ptr_eq(own, shared) => return Ok(*slot),
         State::Claimed { .. } => "is claimed by another manager",
         State::Claiming => "is being claimed in another thread",
+        State::Lost => LOST,
         State::Free(held) => match &held.former {
             Some((own, slot)) if late && std::ptr::eq(Weak::as_ptr(own), Arc::as_ptr(shared)) => {
                 return Ok(*slot);

@@ -1,6 +1,6 @@
 //! Claiming and releasing: how tokens move from a context to the ledger and back.
 
-use crate::context::{Content, State, TextContext};
+use crate::context::{Content, LOST, State, TextContext};
 use crate::errors;
 use crate::hashing::{hashing_time, without_gil};
 use crate::ledger::Ledger;
@@ -22,12 +22,12 @@ impl Ledger {
             Ok(Ok(slot)) => slot,
             Ok(Err(refused)) => {
                 let NewSequence { tokens, extras, .. } = refused.request;
-                self.give_up_claim(context, Content { tokens, extras, former, cached })?;
+                self.give_up_claim(own, Content { tokens, extras, former, cached });
                 return Err(errors::from_ledger(py, &refused.error, Some(own.request_id.bind(py))));
             }
             Err(panic) => {
-                let (tokens, extras) = Default::default();
-                self.give_up_claim(context, Content { tokens, extras, former, cached })?;
+                *own.state.lock() = State::Lost; // the tokens went with the panic
+                self.ids.lock().remove(&own.key);
                 return Err(panic);
             }
         };
@@ -41,35 +41,28 @@ impl Ledger {
 
     /// Takes what an unclaimed context holds, and reserves its id.
     fn begin_claim(&self, context: &Bound<'_, TextContext>) -> PyResult<Content> {
-        let py = context.py();
         let own = context.get();
-        let id = own.request_id.bind(py);
-        let taken = std::mem::replace(&mut *own.state.lock(), State::Claiming);
-        let problem = match taken {
-            State::Free(held) => {
-                // One call, so that of two threads with one id only one gets it.
-                let holder = self.ids.bind(py).call_method1("setdefault", (id, context));
-                if holder.as_ref().is_ok_and(|holder| holder.is(context)) {
-                    return Ok(*held);
-                }
-                *own.state.lock() = State::Free(held);
-                holder?;
-                "a request with this id is claimed already"
+        let problem = {
+            let mut state = own.state.lock();
+            match std::mem::replace(&mut *state, State::Claiming) {
+                State::Free(held) if self.ids.lock().insert(own.key.clone()) => return Ok(*held),
+                other => *state = other,
             }
-            State::Claimed { .. } => {
-                *own.state.lock() = taken;
-                "is claimed already"
+            match &*state {
+                State::Free(_) => "a request with this id is claimed already",
+                State::Claimed { .. } => "is claimed already",
+                State::Claiming => "is being claimed in another thread",
+                State::Lost => LOST,
             }
-            State::Claiming => "is being claimed in another thread",
         };
-        Err(PyValueError::new_err(format!("request {}: {problem}", id.repr()?)))
+        let id = own.request_id.bind(context.py()).repr()?;
+        Err(PyValueError::new_err(format!("request {id}: {problem}")))
     }
 
     /// Undoes [`Ledger::begin_claim`].
-    fn give_up_claim(&self, context: &Bound<'_, TextContext>, held: Content) -> PyResult<()> {
-        let own = context.get();
-        *own.state.lock() = held.free();
-        self.ids.bind(context.py()).del_item(own.request_id.bind(context.py()))
+    fn give_up_claim(&self, context: &TextContext, held: Content) {
+        *context.state.lock() = held.free();
+        self.ids.lock().remove(&context.key);
     }
 
     fn new_sequence(
@@ -97,16 +90,18 @@ impl Ledger {
     }
 
     /// Gives tokens and extra keys back to the contexts of released slots.
-    pub(crate) fn unbind(&self, py: Python<'_>, slots: &[SlotId], released: Vec<Released>) -> PyResult<()> {
-        for (&slot, Released { tokens, extras, cached }) in slots.iter().zip(released) {
-            let context = self.contexts.lock().get_mut(slot.index()).and_then(Option::take);
-            if let Some(context) = context {
-                let context = context.get();
-                let former = Some((Arc::downgrade(&self.shared), slot));
+    pub(crate) fn unbind(&self, slots: &[SlotId], released: Vec<Released>) {
+        let contexts: Vec<_> = {
+            let mut contexts = self.contexts.lock();
+            slots.iter().map(|slot| contexts.get_mut(slot.index()).and_then(Option::take)).collect()
+        };
+        for ((slot, context), released) in slots.iter().zip(&contexts).zip(released) {
+            let Released { tokens, extras, cached } = released;
+            if let Some(context) = context.as_ref().map(Py::get) {
+                let former = Some((Arc::downgrade(&self.shared), *slot));
                 *context.state.lock() = Content { tokens, extras, former, cached }.free();
-                self.ids.bind(py).del_item(context.request_id.bind(py))?;
+                self.ids.lock().remove(&context.key);
             }
         }
-        Ok(())
     }
 }

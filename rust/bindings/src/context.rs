@@ -1,36 +1,92 @@
 //! `TextContext`: a request, before, while and after it is claimed.
 
 use crate::errors;
-use crate::hashing::BlockInputs;
+use crate::hashing::BlockKeywords;
 use crate::shared::Shared;
 use crate::tokens::{in_range, token_from, tokens_with_room};
 use block_hash::{ExtraKeys, Token};
 use cache_manager::{LedgerError, Position, SlotId};
 use numpy::PyArray1;
 use parking_lot::Mutex;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyString};
 use radix_tree::NamespaceKey;
 use std::sync::{Arc, Weak};
 
-/// Tokens of output that a new request has memory for: the log grows without moving the prompt at once.
+/// Tokens of output that a new request has memory for, so that its first ones do not move the prompt. A
+/// usual answer fits; a request pays 1 KiB for it.
 const OUTPUT_ROOM: usize = 256;
 
-/// One request: a handle on its token log; see `_native.pyi`.
+/// What is wrong with a request in [`State::Lost`].
+pub(crate) const LOST: &str = "lost its tokens in an internal error while it was claimed; make it anew";
+
+/// One request: a handle on its token log.
+///
+/// Before `claim` and after `release` it holds its tokens itself; in between the manager does.
+///
+/// Args:
+///     request_id: names the request: a `RequestID`, a str, or an int.
+///     tokens: the prompt: a `TokenBuffer`, a 1-D integer array, or a list of ints; at least one token.
+///     max_length: most tokens of prompt and output. None: no limit of its own.
+///     cache_salt: requests with different salts share nothing; "" is no salt.
+///     lora_id: the adapter whose KV this is, by name or number; None is the base model.
+///     lora_generation: tells apart adapters that were loaded under one id.
+///     mm_items: multimodal items, (32-byte content hash, first token, tokens) each.
+///     prompt_embeds: prompt embeddings, (32-byte digest, first token, tokens) each.
+///     extra_ids: one unsigned 64-bit number a token, 0 for none.
+///     token_overrides: (token index, value): content values that stand for placeholder tokens in block
+///         hashes, -2**63 to 2**64 - 1, at most one a token.
+///     no_read: do not reuse cached blocks.
+///     no_store: do not share blocks of this request.
+///     max_new_tokens: for the caller; not enforced.
+///
+/// Raises:
+///     ValueError: what is out of range, and where.
+///     TypeError: what is of a wrong type.
 #[pyclass(module = "pagekeeper", frozen, weakref)]
 pub(crate) struct TextContext {
+    /// The id that the request was made with.
     #[pyo3(get)]
     pub(crate) request_id: Py<PyAny>,
+    pub(crate) key: RequestKey,
+    /// Most tokens of prompt and output.
     #[pyo3(get)]
     pub(crate) max_length: u32,
+    /// Most tokens to generate, as given, or None.
     #[pyo3(get)]
     max_new_tokens: Option<u64>,
+    /// Whether cached blocks are left alone.
     #[pyo3(get)]
     pub(crate) no_read: bool,
+    /// Whether the request's blocks are kept private.
     #[pyo3(get)]
     pub(crate) no_store: bool,
     pub(crate) namespace: NamespaceKey,
     pub(crate) state: Mutex<State>,
+}
+
+/// A request id as the ledger compares it, without asking Python.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) enum RequestKey {
+    Text(String),
+    Number(i128),
+}
+
+impl RequestKey {
+    pub(crate) fn of(request_id: &Bound<'_, PyAny>) -> PyResult<RequestKey> {
+        if let Ok(text) = request_id.cast::<PyString>() {
+            return Ok(RequestKey::Text(text.to_str()?.to_owned()));
+        }
+        request_id
+            .cast::<PyInt>()
+            .ok()
+            .and_then(|number| number.extract().ok())
+            .map(RequestKey::Number)
+            .ok_or_else(|| {
+                PyTypeError::new_err("request_id: must be a RequestID, a str, or an int of up to 127 bits")
+            })
+    }
 }
 
 /// Who has the tokens.
@@ -41,6 +97,8 @@ pub(crate) enum State {
     Claiming,
     /// The ledger.
     Claimed { shared: Arc<Shared>, slot: SlotId },
+    /// Nobody: a panic took them while the request was claimed.
+    Lost,
 }
 
 /// What a context holds while it is not claimed.
@@ -70,16 +128,17 @@ impl TextContext {
     ) -> PyResult<R> {
         let (shared, slot) = match &mut *self.state.lock() {
             State::Free(own) => return free(own),
-            State::Claiming => return Err(self.being_claimed(py)),
+            State::Claiming => return Err(self.problem(py, "is being claimed in another thread")),
+            State::Lost => return Err(self.problem(py, LOST)),
             State::Claimed { shared, slot } => (Arc::clone(shared), *slot),
         };
         let outcome = shared.with(py, |ledger| claimed(ledger, slot))?;
         outcome.map_err(|error| errors::from_ledger(py, &error, Some(self.request_id.bind(py))))
     }
 
-    pub(crate) fn being_claimed(&self, py: Python<'_>) -> PyErr {
+    fn problem(&self, py: Python<'_>, what: &str) -> PyErr {
         let id = self.request_id.bind(py).repr().map_or_else(|_| "?".into(), |id| id.to_string());
-        PyValueError::new_err(format!("request {id}: is being claimed in another thread"))
+        PyValueError::new_err(format!("request {id}: {what}"))
     }
 
     fn position(&self, py: Python<'_>) -> PyResult<Position> {
@@ -102,7 +161,7 @@ impl TextContext {
         request_id: Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
         max_length: Option<i128>,
-        cache_salt: Option<String>,
+        cache_salt: Option<&Bound<'_, PyAny>>,
         lora_id: Option<&Bound<'_, PyAny>>,
         lora_generation: i128,
         mm_items: Option<&Bound<'_, PyAny>>,
@@ -133,22 +192,22 @@ impl TextContext {
                     ))
                 })?,
         };
-        request_id
-            .hash()
-            .map_err(|_| PyValueError::new_err("request_id: must be hashable, a RequestID or a str"))?;
+        let key = RequestKey::of(&request_id)?;
         let new_tokens =
             max_new_tokens.map(|given| in_range(given, "max_new_tokens", "0 to 2**64 - 1")).transpose()?;
-        let inputs = BlockInputs::parse(
-            cache_salt,
+        let keywords = BlockKeywords {
+            salt: cache_salt,
             lora_id,
             lora_generation,
             mm_items,
             prompt_embeds,
             extra_ids,
-            token_overrides,
-        )?;
+            overrides: token_overrides,
+        };
+        let inputs = keywords.parse_as("cache_salt", "token_overrides")?;
         Ok(TextContext {
             request_id: request_id.unbind(),
+            key,
             max_length,
             max_new_tokens: new_tokens,
             no_read,
@@ -158,6 +217,15 @@ impl TextContext {
         })
     }
 
+    /// Appends one generated token, or fills the oldest placeholder.
+    ///
+    /// A token of a forward that was dropped meanwhile (by `preempt` or `truncate`) is dropped.
+    ///
+    /// Args:
+    ///     token: a token id, -2**31 to 2**31 - 1.
+    ///
+    /// Raises:
+    ///     ValueError: no token id, or one token more than `max_length`.
     fn update(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<()> {
         let token = token_from(token, "token")?;
         self.visit(
@@ -176,6 +244,13 @@ impl TextContext {
         )
     }
 
+    /// Drops the tokens after the first `length`, with their KV and the request's steps out.
+    ///
+    /// Args:
+    ///     length: tokens to keep, 0 to those known.
+    ///
+    /// Raises:
+    ///     ValueError: a negative length, or more than the known tokens.
     fn truncate(&self, py: Python<'_>, length: i128) -> PyResult<()> {
         let bad = |known: usize| {
             PyValueError::new_err(format!("length={length}: must be 0 to {known}, the tokens of the request"))
@@ -195,44 +270,46 @@ impl TextContext {
         )
     }
 
-    /// Known tokens as a new int32 array.
-    fn token_array<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
+    /// The known tokens: a copy, as a `TokenBuffer`.
+    #[getter]
+    fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let tokens = self.visit(
             py,
             |ledger, slot| ledger.tokens(slot).map(<[Token]>::to_vec),
             |own| Ok(own.tokens.clone()),
         )?;
-        Ok(PyArray1::from_vec(py, tokens))
+        let tokens = PyArray1::from_vec(py, tokens);
+        py.import("pagekeeper.context")?.getattr("TokenBuffer")?.call1((tokens,))
     }
 
-    #[getter]
-    fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        py.import("pagekeeper.context")?.getattr("TokenBuffer")?.call1((self.token_array(py)?,))
-    }
-
+    /// The slot while the request is claimed, else None.
     #[getter]
     fn slot(&self) -> Option<u32> {
         match &*self.state.lock() {
             State::Claimed { slot, .. } => Some(slot.0),
-            State::Free(_) | State::Claiming => None,
+            State::Free(_) | State::Claiming | State::Lost => None,
         }
     }
 
+    /// Tokens that have KV; 0 while the request is not claimed.
     #[getter]
     fn processed_length(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.position(py)?.processed)
     }
 
+    /// Tokens that the newest planned forward computes; 0 when none is out.
     #[getter]
     fn active_length(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.position(py)?.active)
     }
 
+    /// Tokens of this admission that came from the cache instead of being computed.
     #[getter]
     fn cached_prefix_length(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.position(py)?.cached)
     }
 
+    /// The salt; None when there is none.
     #[getter]
     fn cache_salt(&self) -> Option<&str> {
         Some(self.namespace.salt.as_str()).filter(|salt| !salt.is_empty())

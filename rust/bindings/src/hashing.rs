@@ -8,10 +8,11 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 use radix_tree::{AdapterId, NamespaceKey};
+use std::borrow::Cow;
 use std::time::Duration;
 
-/// Work longer than this is done without the GIL: giving it up costs a switch interval when another
-/// thread is busy, and microseconds are not worth that.
+/// Work longer than this is done without the GIL: giving it up costs a switch interval (5 ms by default)
+/// when another thread is busy, and microseconds are not worth that.
 const GIL_BUDGET: Duration = Duration::from_micros(50);
 
 /// Runs `work`, which is expected to take `estimate`, without the GIL when that is long.
@@ -19,7 +20,8 @@ pub(crate) fn without_gil<R: Send>(py: Python<'_>, estimate: Duration, work: imp
     if estimate > GIL_BUDGET { py.detach(work) } else { work() }
 }
 
-/// About how long hashing `tokens` tokens takes.
+/// About how long hashing `tokens` tokens takes: whole blocks of 16 tokens or more without extra keys, with
+/// the instructions of a current x86-64. Slower inputs keep the GIL longer than the budget, not for long.
 pub(crate) fn hashing_time(algo: Algo, tokens: usize) -> Duration {
     let picoseconds = match algo {
         Algo::AHash64 => 400,
@@ -34,35 +36,72 @@ pub(crate) struct BlockInputs {
     pub(crate) extras: ExtraKeys,
 }
 
-impl BlockInputs {
-    pub(crate) fn parse(
-        salt: Option<String>,
-        lora_id: Option<&Bound<'_, PyAny>>,
-        lora_generation: i128,
-        mm_items: Option<&Bound<'_, PyAny>>,
-        prompt_embeds: Option<&Bound<'_, PyAny>>,
-        extra_ids: Option<&Bound<'_, PyAny>>,
-        overrides: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<BlockInputs> {
-        let adapter = lora_id.map(adapter_from).transpose()?;
-        let mm_items = spans_from(mm_items, "mm_items")?;
-        let prompt_embeds = spans_from(prompt_embeds, "prompt_embeds")?;
-        let extra_ids = extra_ids.map(|ids| ids_from(ids, "extra_ids")).transpose()?.unwrap_or_default();
-        let overrides = overrides_from(overrides)?;
+/// The keyword arguments that say so, as Python gave them.
+pub(crate) struct BlockKeywords<'a, 'py> {
+    pub(crate) salt: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) lora_id: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) lora_generation: i128,
+    pub(crate) mm_items: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) prompt_embeds: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) extra_ids: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) overrides: Option<&'a Bound<'py, PyAny>>,
+}
+
+impl BlockKeywords<'_, '_> {
+    pub(crate) fn parse(&self) -> PyResult<BlockInputs> {
+        self.parse_as("salt", "overrides")
+    }
+
+    /// [`BlockKeywords::parse`] for a caller that has other names for two of the arguments.
+    pub(crate) fn parse_as(&self, salt: &str, overrides: &str) -> PyResult<BlockInputs> {
+        let adapter = self.lora_id.map(adapter_from).transpose()?;
+        let mm_items = spans_from(self.mm_items, "mm_items")?;
+        let prompt_embeds = spans_from(self.prompt_embeds, "prompt_embeds")?;
+        let extra_ids = self.extra_ids.map(|ids| ids_from(ids, "extra_ids")).transpose()?.unwrap_or_default();
+        let pairs = overrides_from(self.overrides, overrides)?;
         let extras = ExtraKeys::new(&ExtraInputs {
             mm_items: &mm_items,
             prompt_embeds: &prompt_embeds,
             extra_ids: &extra_ids,
-            overrides: &overrides,
+            overrides: &pairs,
         })
-        .map_err(|error| errors::from_hash(&error))?;
-        let generation = in_range(lora_generation, "lora_generation", "0 to 2**64 - 1")?;
-        let namespace = NamespaceKey { salt: salt.unwrap_or_default(), adapter, generation };
-        Ok(BlockInputs { namespace, extras })
+        .map_err(|error| match error.to_string().strip_prefix("overrides") {
+            Some(rest) => PyValueError::new_err(format!("{overrides}{rest}")),
+            None => errors::from_hash(&error),
+        })?;
+        let generation = in_range(self.lora_generation, "lora_generation", "0 to 2**64 - 1")?;
+        let salt = self.salt.map(|given| text_from(given, salt)).transpose()?.unwrap_or_default();
+        Ok(BlockInputs { namespace: NamespaceKey { salt, adapter, generation }, extras })
     }
 }
 
-/// Hash of each full block of `tokens`, chained; see `pagekeeper.hash_blocks`.
+/// The hash of each full block of a sequence; a partial last block has none.
+///
+/// A hash covers the block's tokens, its extra keys and the hash of the block before it, so it names the
+/// whole prefix. Values equal those of MAX 26.7 bit for bit when there is neither adapter nor extra key.
+///
+/// Args:
+///     tokens: a 1-D integer array (strided and byte-swapped ones too) or a list of ints, each an int32.
+///     page_size: tokens in a block, 1 to 2**32 - 1.
+///     algo: "ahash64" (8 bytes, fast), "sha256" (32 bytes) or "sha256_64" (its first 8 bytes).
+///     parent: hash of the block before the first: 8 bytes for "ahash64", 32 for the SHA family, where it
+///         replaces seed and salt.
+///     seed: 32 bytes or 64 hexadecimal characters. A manager hashes with its `hash_seed`.
+///     salt: isolates those who give different ones; "" is none.
+///     lora_id: an adapter, by name or number.
+///     lora_generation: tells apart adapters loaded under one id.
+///     mm_items: multimodal items, (32-byte content hash, first token, tokens) each.
+///     prompt_embeds: prompt embeddings, (32-byte digest, first token, tokens) each.
+///     extra_ids: one unsigned 64-bit number a token, 0 for none.
+///     overrides: (token index, value): -2**63 to 2**64 - 1, at most one a token; indices out of range are
+///         ignored.
+///
+/// Returns:
+///     8 bytes a block for "ahash64" and "sha256_64", 32 for "sha256".
+///
+/// Raises:
+///     ValueError: what is out of range, and where.
+///     TypeError: what is of a wrong type.
 #[pyfunction]
 #[pyo3(signature = (tokens, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
                     lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
@@ -74,7 +113,7 @@ pub(crate) fn hash_blocks<'py>(
     algo: &str,
     parent: Option<&Bound<'py, PyAny>>,
     seed: Option<&Bound<'py, PyAny>>,
-    salt: Option<String>,
+    salt: Option<&Bound<'py, PyAny>>,
     lora_id: Option<&Bound<'py, PyAny>>,
     lora_generation: i128,
     mm_items: Option<&Bound<'py, PyAny>>,
@@ -82,24 +121,30 @@ pub(crate) fn hash_blocks<'py>(
     extra_ids: Option<&Bound<'py, PyAny>>,
     overrides: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyList>> {
-    let inputs =
-        BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
+    let keywords =
+        BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
+    let inputs = keywords.parse()?;
     let page_size = page_size_from(page_size)?;
-    let mut chain = start_chain(&inputs, algo, parent, seed)?;
-    let tokens = TokenInput::read(tokens, "tokens")?;
-    if hashing_time(chain.algo(), tokens.len()) <= GIL_BUDGET {
-        tokens.for_pieces(page_size, "tokens", |piece| chain.extend_by(piece, page_size, &inputs.extras))?;
-    } else {
-        let copy = tokens.copied("tokens")?;
-        py.detach(|| chain.extend(&copy, page_size, &inputs.extras));
-    }
+    let mut chains = [start_chain(&inputs, algo, parent, seed)?];
+    let log = (TokenInput::read(tokens, "tokens")?, Cow::Borrowed("tokens"));
+    hash_logs(py, &mut chains, &[log], page_size, &inputs.extras)?;
+    let [chain] = chains;
     PyList::new(py, (0..chain.len()).map(|block| PyBytes::new(py, &chain.identity(block))))
 }
 
 /// Hashes `[blocks, 8 or 32]`, and where those of each sequence begin `[sequences + 1]`.
 type HashArrays<'py> = (Bound<'py, PyArray2<u8>>, Bound<'py, PyArray1<i64>>);
 
-/// [`hash_blocks`] of many sequences: `(uint8[n, 8 or 32], int64 offsets[sequences + 1])`.
+/// `hash_blocks` of many sequences in one call, into arrays.
+///
+/// Args:
+///     sequences: the token sequences; each as in `hash_blocks`. The other arguments hold for all of them.
+///     page_size: tokens in a block, 1 to 2**32 - 1.
+///
+/// The keyword arguments and errors are those of `hash_blocks`.
+///
+/// Returns:
+///     The hashes, uint8 [blocks, 8 or 32], and where each sequence's begin, int64 [sequences + 1].
 #[pyfunction]
 #[pyo3(signature = (sequences, page_size, *, algo = "ahash64", parent = None, seed = None, salt = None, lora_id = None,
                     lora_generation = 0, mm_items = None, prompt_embeds = None, extra_ids = None, overrides = None))]
@@ -111,7 +156,7 @@ pub(crate) fn hash_blocks_batch<'py>(
     algo: &str,
     parent: Option<&Bound<'py, PyAny>>,
     seed: Option<&Bound<'py, PyAny>>,
-    salt: Option<String>,
+    salt: Option<&Bound<'py, PyAny>>,
     lora_id: Option<&Bound<'py, PyAny>>,
     lora_generation: i128,
     mm_items: Option<&Bound<'py, PyAny>>,
@@ -119,30 +164,19 @@ pub(crate) fn hash_blocks_batch<'py>(
     extra_ids: Option<&Bound<'py, PyAny>>,
     overrides: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<HashArrays<'py>> {
-    let inputs =
-        BlockInputs::parse(salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides)?;
+    let keywords =
+        BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
+    let inputs = keywords.parse()?;
     let page_size = page_size_from(page_size)?;
     let start = start_chain(&inputs, algo, parent, seed)?;
-    let algo = start.algo();
-    let width = algo.identity_len();
+    let width = start.algo().identity_len();
     let inputs_of = |(index, tokens): (usize, PyResult<Bound<'py, PyAny>>)| {
         let name = format!("sequences[{index}]");
-        Ok((TokenInput::read(&tokens?, &name)?, name))
+        Ok((TokenInput::read(&tokens?, &name)?, Cow::Owned(name)))
     };
     let logs = sequences.try_iter()?.enumerate().map(inputs_of).collect::<PyResult<Vec<_>>>()?;
     let mut chains = vec![start; logs.len()];
-    if hashing_time(algo, logs.iter().map(|(log, _)| log.len()).sum()) <= GIL_BUDGET {
-        for (chain, (log, name)) in chains.iter_mut().zip(&logs) {
-            log.for_pieces(page_size, name, |piece| chain.extend_by(piece, page_size, &inputs.extras))?;
-        }
-    } else {
-        let copies = logs.iter().map(|(log, name)| log.copied(name)).collect::<PyResult<Vec<_>>>()?;
-        py.detach(|| {
-            for (chain, tokens) in chains.iter_mut().zip(&copies) {
-                chain.extend(tokens, page_size, &inputs.extras);
-            }
-        });
-    }
+    hash_logs(py, &mut chains, &logs, page_size, &inputs.extras)?;
     let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
     for chain in &chains {
         chain.write_identities(0..chain.len(), &mut bytes);
@@ -152,7 +186,33 @@ pub(crate) fn hash_blocks_batch<'py>(
     Ok((PyArray1::from_vec(py, bytes).reshape([rows, width])?, PyArray1::from_vec(py, offsets)))
 }
 
-/// Name of the instructions that hash on this machine.
+/// Extends each chain by the tokens beside it: short ones where they lie, long ones without the GIL, copied.
+fn hash_logs(
+    py: Python<'_>,
+    chains: &mut [Chain],
+    logs: &[(TokenInput<'_>, Cow<'_, str>)],
+    page_size: usize,
+    extras: &ExtraKeys,
+) -> PyResult<()> {
+    let Some(first) = chains.first() else { return Ok(()) };
+    if hashing_time(first.algo(), logs.iter().map(|(log, _)| log.len()).sum()) <= GIL_BUDGET {
+        for (chain, (log, name)) in chains.iter_mut().zip(logs) {
+            log.for_pieces(page_size, name, |piece| chain.extend_by(piece, page_size, extras))?;
+        }
+        return Ok(());
+    }
+    let copies = logs.iter().map(|(log, name)| log.copied(name)).collect::<PyResult<Vec<_>>>()?;
+    py.detach(|| {
+        for (chain, tokens) in chains.iter_mut().zip(&copies) {
+            chain.extend(tokens, page_size, extras);
+        }
+    });
+    Ok(())
+}
+
+/// The instructions that hash here, such as "sha-ni", or "portable".
+///
+/// With `PAGEKEEPER_CPU=portable` in the environment no special ones are used; hashes are the same.
 #[pyfunction]
 pub(crate) fn hash_cpu_path() -> String {
     CpuPath::chosen().to_string()
@@ -203,6 +263,15 @@ fn page_size_from(page_size: i128) -> PyResult<usize> {
     }
 }
 
+fn text_from(text: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
+    match text.cast::<PyString>() {
+        Ok(text) => Ok(text.to_str()?.to_owned()),
+        Err(_) => {
+            Err(PyTypeError::new_err(format!("{name}: got {}, must be a str", text.get_type().name()?)))
+        }
+    }
+}
+
 fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<AdapterId> {
     if let Ok(name) = lora_id.cast::<PyString>() {
         return Ok(AdapterId::Name(name.to_str()?.to_owned()));
@@ -237,13 +306,13 @@ fn spans_from(spans: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Vec<Cont
     Ok(out)
 }
 
-fn overrides_from(overrides: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(i64, i128)>> {
+fn overrides_from(overrides: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Vec<(i64, i128)>> {
     let Some(overrides) = overrides else { return Ok(Vec::new()) };
     let mut out = Vec::new();
     for (index, pair) in overrides.try_iter()?.enumerate() {
         let pair: (i64, i128) = pair?.extract().map_err(|_| {
             PyValueError::new_err(format!(
-                "overrides[{index}]: must be (token index, value), the value an int in -2**63 to 2**64 - 1"
+                "{name}[{index}]: must be (token index, value), the value an int in -2**63 to 2**64 - 1"
             ))
         })?;
         out.push(pair);

@@ -1,26 +1,26 @@
 //! The native ledger class: one method a verb, each one crossing whatever the batch size.
 
-use crate::batch::{slot_of, slots_of};
-use crate::context::TextContext;
+use crate::batch::{one_slot_of, slots_of};
+use crate::context::{RequestKey, TextContext};
 use crate::errors;
-use crate::hashing::{BlockInputs, hashing_time, seed_from, without_gil};
+use crate::hashing::{BlockInputs, BlockKeywords, hashing_time, seed_from, without_gil};
 use crate::shared::Shared;
-use crate::tables::RowMemory;
-use crate::tokens::{counts_from, tokens_from};
+use crate::tables::{BatchShape, RowMemory};
+use crate::tokens::{counts_from, ids_from, in_range, positions_from, tokens_from};
 use block_hash::{Algo, Chain};
 use block_pool::Priority;
 use cache_manager::{
-    BatchShape, FlashInferTables, LedgerConfig, LedgerError, OnDuplicate, PrefixQuery, Reserve, SlotId,
-    VarlenTables,
+    FlashInferTables, LedgerConfig, LedgerError, OnDuplicate, PrefixQuery, Reserve, SlotId, VarlenTables,
 };
-use numpy::{PyArray1, PyReadonlyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
+use std::collections::HashSet;
 use std::sync::Arc;
 
-/// The ledger of one replica; see `_native.pyi`.
+/// The ledger of one replica; `PagedKVCacheManager` documents its verbs.
 #[pyclass(module = "pagekeeper._native", frozen)]
 pub(crate) struct Ledger {
     pub(crate) shared: Arc<Shared>,
@@ -28,8 +28,8 @@ pub(crate) struct Ledger {
     max_batch_size: usize,
     /// Claimed contexts by the dense index of their slot.
     pub(crate) contexts: Mutex<Vec<Option<Py<TextContext>>>>,
-    /// Claimed contexts by request id.
-    pub(crate) ids: Py<PyDict>,
+    /// Ids of the claimed requests.
+    pub(crate) ids: Mutex<HashSet<RequestKey>>,
 }
 
 impl Ledger {
@@ -49,6 +49,8 @@ impl Ledger {
             | LedgerError::AlreadyPlanned { slot, .. }
             | LedgerError::TwoStepsOut { slot }
             | LedgerError::NotPlanned { slot }
+            | LedgerError::Padding(slot)
+            | LedgerError::PlannedBefore(slot)
             | LedgerError::InsufficientBlocks { slot, .. }
             | LedgerError::RequestTooLarge { slot, .. } => Some(*slot),
             _ => None,
@@ -78,8 +80,8 @@ impl Ledger {
     fn write_tables(
         &self,
         batch: &Bound<'_, PyAny>,
-        write: impl FnOnce(&mut cache_manager::Ledger, &[SlotId], &BatchShape) -> Result<(), LedgerError>,
-    ) -> PyResult<Shape> {
+        write: impl FnOnce(&mut cache_manager::Ledger, &[SlotId]) -> Result<(), LedgerError>,
+    ) -> PyResult<BatchShape> {
         let slots = slots_of(batch, &self.shared, false)?;
         if slots.len() > self.max_batch_size {
             return Err(PyValueError::new_err(format!(
@@ -90,17 +92,25 @@ impl Ledger {
         }
         self.run(batch.py(), |ledger| {
             let shape = ledger.batch_shape(&slots)?;
-            write(ledger, &slots, &shape)?;
+            write(ledger, &slots)?;
             if !slots.is_empty() {
                 ledger.close_step();
             }
-            Ok((slots.len(), shape.total_active, shape.max_active, shape.max_total, shape.total_pages))
+            Ok(BatchShape {
+                requests: slots.len(),
+                active: shape.total_active,
+                max_active: shape.max_active,
+                max_total: shape.max_total,
+                pages: shape.total_pages,
+            })
         })
     }
-}
 
-/// Requests, computed tokens, most computed of one, most tokens of one, pages.
-type Shape = (usize, u32, u32, u32, u32);
+    /// Page ids of a request's blocks.
+    fn row(ledger: &cache_manager::Ledger, slot: SlotId) -> Result<Vec<i32>, LedgerError> {
+        Ok(ledger.pages(slot)?.iter().map(|page| page.0.cast_signed()).collect())
+    }
+}
 
 #[pymethods]
 impl Ledger {
@@ -109,7 +119,6 @@ impl Ledger {
                         max_seq_len, max_num_input_tokens))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
-        py: Python<'_>,
         page_size: u32,
         pages: u32,
         max_batch_size: usize,
@@ -160,13 +169,13 @@ impl Ledger {
             max_num_input_tokens,
         };
         let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));
-        Ok(Ledger {
-            shared,
-            config,
-            max_batch_size,
-            contexts: Mutex::default(),
-            ids: PyDict::new(py).unbind(),
-        })
+        Ok(Ledger { shared, config, max_batch_size, contexts: Mutex::default(), ids: Mutex::default() })
+    }
+
+    /// Most pages that one request may hold.
+    #[getter]
+    fn max_pages_per_request(&self) -> u32 {
+        self.config.max_pages_per_request()
     }
 
     fn claim(&self, context: &Bound<'_, TextContext>) -> PyResult<u32> {
@@ -181,9 +190,15 @@ impl Ledger {
         Ok(slots.len())
     }
 
-    fn alloc_dummy(&self, context: &Bound<'_, TextContext>) -> PyResult<()> {
-        let slot = slot_of(context, &self.shared, false)?;
-        self.run(context.py(), |ledger| ledger.alloc_dummy(slot))
+    fn alloc_dummy(&self, request: &Bound<'_, PyAny>) -> PyResult<()> {
+        let slot = one_slot_of(request, &self.shared)?;
+        self.run(request.py(), |ledger| ledger.alloc_dummy(slot))
+    }
+
+    fn truncate(&self, request: &Bound<'_, PyAny>, length: i128) -> PyResult<()> {
+        let slot = one_slot_of(request, &self.shared)?;
+        let length = in_range(length, "length", "0 to the number of known tokens")?;
+        self.run(request.py(), |ledger| ledger.truncate(slot, length))
     }
 
     #[pyo3(signature = (batch, new_tokens = None, counts = None))]
@@ -217,39 +232,40 @@ impl Ledger {
             .shared
             .with_even_if_broken(py, |ledger| ledger.release(&slots))?
             .map_err(|error| self.explain(py, &error))?;
-        self.unbind(py, &slots, released)
+        self.unbind(&slots, released);
+        Ok(())
     }
 
     /// Whether a request with this id is claimed.
-    fn contains(&self, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.ids.bind(request_id.py()).contains(request_id)
+    fn contains(&self, request_id: &Bound<'_, PyAny>) -> bool {
+        RequestKey::of(request_id).is_ok_and(|key| self.ids.lock().contains(&key))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
-    fn begin_step(&self, py: Python<'_>, now: Option<f64>, completions: Vec<u64>) -> PyResult<u32> {
-        Ok(self.run(py, |ledger| ledger.begin_step(now, &completions))?.0)
+    fn begin_step(&self, now: Option<f64>, completions: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let ended = ids_from(completions, "completions")?;
+        Ok(self.run(completions.py(), |ledger| ledger.begin_step(now, &ended))?.0)
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
-    fn finish_copies(&self, py: Python<'_>, completions: Vec<u64>) -> PyResult<()> {
-        self.run(py, |ledger| ledger.finish_copies(&completions))
+    fn finish_copies(&self, completions: &Bound<'_, PyAny>) -> PyResult<()> {
+        let ended = ids_from(completions, "completions")?;
+        self.run(completions.py(), |ledger| ledger.finish_copies(&ended))
     }
 
     /// Pins the pages of `count` blocks from block `first` on; gives `(id, pages, after step)`.
     fn start_copy(
         &self,
-        context: &Bound<'_, TextContext>,
+        request: &Bound<'_, PyAny>,
         first: usize,
         count: usize,
     ) -> PyResult<(u64, Vec<u32>, u32)> {
-        let slot = slot_of(context, &self.shared, false)?;
-        let job = self.run(context.py(), |ledger| ledger.start_copy(slot, first, count))?;
+        let slot = one_slot_of(request, &self.shared)?;
+        let job = self.run(request.py(), |ledger| ledger.start_copy(slot, first, count))?;
         Ok((job.id.0, job.pages.iter().map(|page| page.0).collect(), job.after.0))
     }
 
-    fn commit<'py>(&self, context: &Bound<'py, TextContext>) -> PyResult<Bound<'py, PyList>> {
-        let py = context.py();
-        let slot = slot_of(context, &self.shared, false)?;
+    fn commit<'py>(&self, request: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+        let py = request.py();
+        let slot = one_slot_of(request, &self.shared)?;
         let hashes = self.run(py, |ledger| ledger.commit(slot))?;
         PyList::new(py, hashes.iter().map(|hash| PyBytes::new(py, hash)))
     }
@@ -260,7 +276,7 @@ impl Ledger {
     fn probe<'py>(
         &self,
         tokens: &Bound<'py, PyAny>,
-        salt: Option<String>,
+        salt: Option<&Bound<'py, PyAny>>,
         lora_id: Option<&Bound<'py, PyAny>>,
         lora_generation: i128,
         mm_items: Option<&Bound<'py, PyAny>>,
@@ -269,15 +285,9 @@ impl Ledger {
         overrides: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(u32, u32, Option<Bound<'py, PyBytes>>)> {
         let py = tokens.py();
-        let inputs = BlockInputs::parse(
-            salt,
-            lora_id,
-            lora_generation,
-            mm_items,
-            prompt_embeds,
-            extra_ids,
-            overrides,
-        )?;
+        let keywords =
+            BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
+        let inputs = keywords.parse()?;
         let query = self.query(py, tokens, inputs)?;
         let reuse = self.shared.with(py, |ledger| ledger.probe(&query))?;
         Ok((reuse.allocated, reuse.all, reuse.first_new_block.map(|hash| PyBytes::new(py, &hash))))
@@ -290,10 +300,10 @@ impl Ledger {
         memory: &RowMemory,
         mut table: PyReadwriteArray2<'_, u32>,
         mut cache_lengths: PyReadwriteArray1<'_, u32>,
-    ) -> PyResult<Shape> {
+    ) -> PyResult<BatchShape> {
         let columns = table.shape()[1];
         let (table, lengths) = (table.as_slice_mut()?, cache_lengths.as_slice_mut()?);
-        self.write_tables(batch, |ledger, slots, _| {
+        self.write_tables(batch, |ledger, slots| {
             ledger.write_cache_lengths(slots, lengths)?;
             ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
         })
@@ -308,7 +318,7 @@ impl Ledger {
         mut seq_lens: PyReadwriteArray1<'_, i32>,
         mut slot_mapping: PyReadwriteArray1<'_, i64>,
         mut query_start_loc: PyReadwriteArray1<'_, i32>,
-    ) -> PyResult<Shape> {
+    ) -> PyResult<BatchShape> {
         let columns = table.shape()[1];
         let table = table.as_slice_mut()?;
         let mut varlen = VarlenTables {
@@ -316,7 +326,7 @@ impl Ledger {
             slot_mapping: slot_mapping.as_slice_mut()?,
             query_start_loc: query_start_loc.as_slice_mut()?,
         };
-        self.write_tables(batch, |ledger, slots, _| {
+        self.write_tables(batch, |ledger, slots| {
             ledger.write_varlen(slots, &mut varlen)?;
             ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
         })
@@ -330,57 +340,42 @@ impl Ledger {
         mut indices: PyReadwriteArray1<'_, i32>,
         mut last_page_len: PyReadwriteArray1<'_, i32>,
         mut query_indptr: PyReadwriteArray1<'_, i32>,
-    ) -> PyResult<Shape> {
+    ) -> PyResult<BatchShape> {
         let mut tables = FlashInferTables {
             indptr: indptr.as_slice_mut()?,
             indices: indices.as_slice_mut()?,
             last_page_len: last_page_len.as_slice_mut()?,
             query_indptr: query_indptr.as_slice_mut()?,
         };
-        self.write_tables(batch, |ledger, slots, _| ledger.write_flashinfer(slots, &mut tables))
+        self.write_tables(batch, |ledger, slots| ledger.write_flashinfer(slots, &mut tables))
     }
 
     /// The page ids of each request's blocks.
     fn pages<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyArray1<i32>>>> {
-        let py = batch.py();
         let slots = slots_of(batch, &self.shared, false)?;
-        let rows = self.run(py, |ledger| {
-            let row =
-                |&slot| Ok(ledger.pages(slot)?.iter().map(|page| page.0.cast_signed()).collect::<Vec<_>>());
-            slots.iter().map(row).collect::<Result<Vec<_>, LedgerError>>()
+        let rows = self.run(batch.py(), |ledger| {
+            slots.iter().map(|&slot| Ledger::row(ledger, slot)).collect::<Result<Vec<_>, _>>()
         })?;
-        Ok(rows.into_iter().map(|row| PyArray1::from_vec(py, row)).collect())
+        Ok(rows.into_iter().map(|row| PyArray1::from_vec(batch.py(), row)).collect())
+    }
+
+    /// The page ids of one request's blocks.
+    fn pages_of<'py>(&self, request: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let slot = one_slot_of(request, &self.shared)?;
+        let row = self.run(request.py(), |ledger| Ledger::row(ledger, slot))?;
+        Ok(PyArray1::from_vec(request.py(), row))
     }
 
     /// Where the KV of each token position goes: `page · page_size + offset`, int64.
-    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
     fn slot_mapping<'py>(
         &self,
-        context: &Bound<'py, TextContext>,
-        positions: PyReadonlyArray1<'py, i64>,
+        request: &Bound<'py, PyAny>,
+        positions: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let py = context.py();
-        let slot = slot_of(context, &self.shared, false)?;
-        let page_size = i64::from(self.config.page_size);
-        let positions = positions.as_array();
-        let mapping = self.run(py, |ledger| {
-            let pages = ledger.pages(slot)?;
-            let place = |&position: &i64| {
-                let block = usize::try_from(position / page_size).ok().filter(|_| position >= 0);
-                let page = block.and_then(|block| pages.get(block));
-                page.map(|page| i64::from(page.0) * page_size + position % page_size).ok_or_else(|| {
-                    LedgerError::OutOfRange {
-                        name: "positions",
-                        given: i128::from(position),
-                        allowed: format!(
-                            "0 to {}, the tokens that the request has pages for",
-                            pages.len() as i64 * page_size - 1
-                        ),
-                    }
-                })
-            };
-            positions.iter().map(place).collect::<Result<Vec<_>, _>>()
-        })?;
+        let py = request.py();
+        let slot = one_slot_of(request, &self.shared)?;
+        let positions = positions_from(positions)?;
+        let mapping = self.run(py, |ledger| ledger.slot_mapping(slot, positions.iter().copied()))?;
         Ok(PyArray1::from_vec(py, mapping))
     }
 

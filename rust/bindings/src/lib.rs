@@ -3,6 +3,7 @@
 //! Every call goes through [`shared::Shared::with`], which takes the ledger's lock and turns a panic into
 //! a Python exception. Calls of microseconds keep the GIL; hashing a long prompt gives it up.
 #![forbid(unsafe_code)]
+#![expect(clippy::doc_markdown, reason = "what Python sees is documented in Python's style")]
 
 use pyo3::prelude::*;
 
@@ -10,6 +11,7 @@ mod batch;
 mod claims;
 mod context;
 mod errors;
+mod guard;
 mod hashing;
 mod ledger;
 mod shared;
@@ -20,6 +22,7 @@ mod tokens;
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<context::TextContext>()?;
     m.add_class::<ledger::Ledger>()?;
+    m.add_class::<tables::BatchShape>()?;
     m.add_class::<tables::RowMemory>()?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks_batch, m)?)?;

@@ -1,6 +1,7 @@
 //! Tokens and counts from Python: arrays and lists in, checked numbers out.
 
 use block_hash::Token;
+use cache_manager::SlotId;
 use numpy::{
     PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
 };
@@ -28,14 +29,14 @@ pub(crate) fn tokens_from(tokens: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec
 /// [`tokens_from`], with memory for `room` more tokens where that costs no copy.
 pub(crate) fn tokens_with_room(tokens: &Bound<'_, PyAny>, name: &str, room: usize) -> PyResult<Vec<Token>> {
     if let Ok(array) = tokens.cast::<PyArray1<i32>>()
-        && let Ok(values) = array.readonly().as_slice()
+        && let Ok(values) = borrowed(array, name)?.as_slice()
     {
         let mut out = Vec::with_capacity(values.len() + room);
         out.extend_from_slice(values);
         return Ok(out);
     }
     if let Ok(array) = tokens.cast::<PyArray1<i64>>()
-        && let Ok(values) = array.readonly().as_slice()
+        && let Ok(values) = borrowed(array, name)?.as_slice()
         && let Some(out) = narrowed(values, room)
     {
         return Ok(out);
@@ -75,12 +76,12 @@ impl<'py> TokenInput<'py> {
         if let Ok(array) = tokens.cast::<PyArray1<i32>>()
             && array.is_contiguous()
         {
-            return Ok(TokenInput::Int32(array.readonly()));
+            return Ok(TokenInput::Int32(borrowed(array, name)?));
         }
         if let Ok(array) = tokens.cast::<PyArray1<i64>>()
             && array.is_contiguous()
         {
-            return Ok(TokenInput::Int64(array.readonly()));
+            return Ok(TokenInput::Int64(borrowed(array, name)?));
         }
         tokens_from(tokens, name).map(TokenInput::Owned)
     }
@@ -151,6 +152,30 @@ pub(crate) fn token_from(token: &Bound<'_, PyAny>, name: &str) -> PyResult<Token
     checked(token, name, None, "-2**31 to 2**31 - 1", |value| Token::try_from(value).ok())
 }
 
+/// A slot, if `slot` is an int or a numpy scalar.
+pub(crate) fn slot_from(slot: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<SlotId>> {
+    if slot.is_instance_of::<PyUntypedArray>() || index_of(slot).is_none() {
+        return Ok(None);
+    }
+    let check = |value| u32::try_from(value).ok().filter(|slot| slot.leading_zeros() > 0).map(SlotId);
+    checked(slot, name, None, "a slot, 0 to 2**31 - 1", check).map(Some)
+}
+
+/// Positions of tokens, in the same forms.
+pub(crate) fn positions_from(positions: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    integers(positions, "positions", "-2**63 to 2**63 - 1", |value| i64::try_from(value).ok())
+}
+
+/// Reads an array of Python's; memory that the same call writes is refused.
+pub(crate) fn borrowed<'py, T: numpy::Element>(
+    array: &Bound<'py, PyArray1<T>>,
+    name: &str,
+) -> PyResult<PyReadonlyArray1<'py, T>> {
+    array
+        .try_readonly()
+        .map_err(|_| PyValueError::new_err(format!("{name}: is memory that this call writes")))
+}
+
 fn integers<T>(
     values: &Bound<'_, PyAny>,
     name: &str,
@@ -188,16 +213,16 @@ fn from_array<T>(
         return Err(PyValueError::new_err(format!("{name}: has {} dimensions, must have 1", array.ndim())));
     }
     if let Ok(array) = array.cast::<PyArray1<i32>>() {
-        return copied(&array.readonly(), name, allowed, convert);
+        return copied(&borrowed(array, name)?, name, allowed, convert);
     }
     if let Ok(array) = array.cast::<PyArray1<i64>>() {
-        return copied(&array.readonly(), name, allowed, convert);
+        return copied(&borrowed(array, name)?, name, allowed, convert);
     }
     if let Ok(array) = array.cast::<PyArray1<u32>>() {
-        return copied(&array.readonly(), name, allowed, convert);
+        return copied(&borrowed(array, name)?, name, allowed, convert);
     }
     if let Ok(array) = array.cast::<PyArray1<u64>>() {
-        return copied(&array.readonly(), name, allowed, convert);
+        return copied(&borrowed(array, name)?, name, allowed, convert);
     }
     match array.dtype().kind() {
         b'i' => from_array(array.call_method1("astype", ("=i8",))?.cast()?, name, allowed, convert),

@@ -37,7 +37,7 @@ pub struct ExtraInputs<'a> {
 }
 
 /// A run of tokens that stands for content with a 32-byte hash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContentSpan {
     /// First token of the run: its position in the sequence.
     pub start: u64,
@@ -54,7 +54,7 @@ impl ContentSpan {
 }
 
 /// The extra keys of one sequence; by default none.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ExtraKeys {
     mm_items: Spans,
     prompt_embeds: Spans,
@@ -165,7 +165,7 @@ fn within<T>(entries: &[(usize, T)], start: usize, end: usize) -> &[(usize, T)] 
 
 /// Spans sorted by start, with the running maximum of their ends: overlapping spans are found by
 /// binary search too.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Spans {
     sorted: Vec<ContentSpan>,
     reach: Vec<u64>, // reach[i]: the greatest end of sorted[..=i]

@@ -27,7 +27,7 @@ fn take_and_release(criterion: &mut Criterion) {
 
 /// A slab all of whose pages are cached and evictable, released in an order that looks random.
 fn shuffled(pages: u32) -> Slab {
-    let mut slab = Slab::new(pages, Priority::DEFAULT);
+    let mut slab = Slab::new(pages);
     while let Some(taken) = slab.take(Priority::DEFAULT) {
         slab.publish(taken.page, NodeLink(taken.page.0), Step(1));
     }

@@ -5,6 +5,9 @@
 
 use crate::ids::{PageId, Priority};
 
+#[cfg(test)]
+mod tests;
+
 /// Marks a page that is in no list.
 const UNLINKED: u32 = u32::MAX;
 
@@ -40,20 +43,27 @@ struct Links {
 
 /// The lists over the pages of one slab.
 pub(crate) struct EvictionQueues {
-    /// One entry a page, then one sentinel a list.
+    /// One sentinel a list, then one entry a page: page `p` is at `COUNT + p`.
     links: Vec<Links>,
-    pages: u32,
     /// Bit `q` is set when list `q` holds a page; the lowest set bit is where the next victim is.
     occupied: u128,
     queued: u32,
 }
 
+/// Where sentinels end and pages begin.
+const PAGES: u32 = QueueId::COUNT as u32;
+
 impl EvictionQueues {
-    /// Empty lists over page ids `0 .. pages`.
-    pub(crate) fn new(pages: u32) -> Self {
-        let mut links = vec![Links { prev: UNLINKED, next: UNLINKED }; pages as usize];
-        links.extend((0..QueueId::COUNT as u32).map(|q| Links { prev: pages + q, next: pages + q }));
-        Self { links, pages, occupied: 0, queued: 0 }
+    /// Empty lists, with memory set aside for `capacity` pages.
+    pub(crate) fn new(capacity: usize) -> Self {
+        let mut links = Vec::with_capacity(QueueId::COUNT + capacity);
+        links.extend((0..PAGES).map(|queue| Links { prev: queue, next: queue }));
+        Self { links, occupied: 0, queued: 0 }
+    }
+
+    /// Knows one page more, in no list: the one after the last.
+    pub(crate) fn add_page(&mut self) {
+        self.links.push(Links { prev: UNLINKED, next: UNLINKED });
     }
 
     /// Pages in all lists.
@@ -63,17 +73,17 @@ impl EvictionQueues {
 
     #[inline]
     pub(crate) fn contains(&self, page: PageId) -> bool {
-        self.links[page.index()].next != UNLINKED
+        self.links.get(place(page) as usize).is_some_and(|links| links.next != UNLINKED)
     }
 
     /// Appends `page` to list `queue`: everything in the list goes before it.
     pub(crate) fn push_back(&mut self, page: PageId, queue: QueueId) {
         debug_assert!(!self.contains(page), "{page} is queued already");
-        let sentinel = self.sentinel(queue);
+        let (own, sentinel) = (place(page), u32::from(queue.0));
         let last = self.links[sentinel as usize].prev;
-        self.links[page.index()] = Links { prev: last, next: sentinel };
-        self.links[last as usize].next = page.0;
-        self.links[sentinel as usize].prev = page.0;
+        self.links[own as usize] = Links { prev: last, next: sentinel };
+        self.links[last as usize].next = own;
+        self.links[sentinel as usize].prev = own;
         self.occupied |= 1 << queue.0;
         self.queued += 1;
     }
@@ -81,37 +91,35 @@ impl EvictionQueues {
     /// Takes `page` out of the list it is in.
     pub(crate) fn remove(&mut self, page: PageId) {
         debug_assert!(self.contains(page), "{page} is not queued");
-        let Links { prev, next } = self.links[page.index()];
-        self.links[page.index()] = Links { prev: UNLINKED, next: UNLINKED };
+        let own = place(page) as usize;
+        let Links { prev, next } = self.links[own];
+        self.links[own] = Links { prev: UNLINKED, next: UNLINKED };
         self.links[prev as usize].next = next;
         self.links[next as usize].prev = prev;
         if prev == next {
-            self.occupied &= !(1 << (prev - self.pages)); // only a sentinel is its own neighbour
+            self.occupied &= !(1 << prev); // only a sentinel is its own neighbour
         }
         self.queued -= 1;
     }
 
-    /// First page of the first non-empty list that is at or after `from`, with its list.
-    pub(crate) fn first_from(&self, from: QueueId) -> Option<(PageId, QueueId)> {
-        let rest = self.occupied >> from.0;
-        if rest == 0 {
-            return None;
-        }
-        let queue = QueueId(from.0 + rest.trailing_zeros() as u8);
-        Some((PageId(self.links[self.sentinel(queue) as usize].next), queue))
+    /// First page of the first list that is not empty.
+    pub(crate) fn first(&self) -> Option<PageId> {
+        (self.occupied != 0).then(|| self.links[self.occupied.trailing_zeros() as usize].next).map(page_at)
     }
 
     /// First page of `queue`.
     pub(crate) fn front(&self, queue: QueueId) -> Option<PageId> {
-        let first = self.links[self.sentinel(queue) as usize].next;
-        (first < self.pages).then_some(PageId(first))
+        let first = self.links[usize::from(queue.0)].next;
+        (first >= PAGES).then(|| page_at(first))
     }
 
     /// Moves every page to the list of uncached pages, keeping the order; costs O(lists).
     pub(crate) fn merge_into_uncached(&mut self) {
-        let target = self.sentinel(QueueId::UNCACHED);
-        for queue in QueueId::all().skip(1).filter(|q| self.occupied & (1 << q.0) != 0).collect::<Vec<_>>() {
-            let sentinel = self.sentinel(queue);
+        let target = u32::from(QueueId::UNCACHED.0);
+        for queue in
+            QueueId::all().skip(1).filter(|queue| self.occupied & (1 << queue.0) != 0).collect::<Vec<_>>()
+        {
+            let sentinel = u32::from(queue.0);
             let Links { prev: last, next: first } = self.links[sentinel as usize];
             let tail = self.links[target as usize].prev;
             self.links[tail as usize].next = first;
@@ -125,12 +133,11 @@ impl EvictionQueues {
 
     /// The pages of `queue`, next victim first.
     pub(crate) fn iter(&self, queue: QueueId) -> impl Iterator<Item = PageId> + '_ {
-        let sentinel = self.sentinel(queue);
-        let mut at = sentinel;
+        let mut at = u32::from(queue.0);
         // Bounded, so that broken links end the walk instead of hanging it.
-        (0..=self.pages).map_while(move |_| {
-            at = self.links[at as usize].next;
-            (at != sentinel && at < self.pages).then_some(PageId(at))
+        (0..self.links.len()).map_while(move |_| {
+            at = self.links.get(at as usize)?.next;
+            (PAGES..UNLINKED).contains(&at).then(|| page_at(at))
         })
     }
 
@@ -138,25 +145,31 @@ impl EvictionQueues {
     pub(crate) fn first_broken(&self) -> Option<(PageId, &'static str)> {
         let mut seen = 0;
         for queue in QueueId::all() {
-            let mut before = self.sentinel(queue);
+            let sentinel = u32::from(queue.0);
+            let mut before = sentinel;
             for page in self.iter(queue) {
-                if self.links[page.index()].prev != before {
+                if self.links[place(page) as usize].prev != before {
                     return Some((page, "its list links disagree"));
                 }
-                before = page.0;
+                before = place(page);
                 seen += 1;
             }
-            if self.links[self.sentinel(queue) as usize].prev != before {
-                return Some((PageId(before.min(self.pages - 1)), "the end of its list is wrong"));
+            let last = page_at(before.max(PAGES));
+            if self.links[sentinel as usize].prev != before {
+                return Some((last, "the end of its list is wrong"));
             }
-            if (self.occupied & (1 << queue.0) != 0) != (before != self.sentinel(queue)) {
-                return Some((PageId(before.min(self.pages - 1)), "its list's occupied bit is wrong"));
+            if (self.occupied & (1 << queue.0) != 0) != (before != sentinel) {
+                return Some((last, "its list's occupied bit is wrong"));
             }
         }
         (seen != self.queued).then_some((PageId::NULL, "the number of queued pages is wrong"))
     }
+}
 
-    fn sentinel(&self, queue: QueueId) -> u32 {
-        self.pages + u32::from(queue.0)
-    }
+fn place(page: PageId) -> u32 {
+    PAGES + page.0
+}
+
+fn page_at(place: u32) -> PageId {
+    PageId(place - PAGES)
 }

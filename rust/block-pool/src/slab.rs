@@ -50,40 +50,58 @@ pub struct Taken {
 ///
 /// The plain paged pool: every page belongs to the one group that tiles the slab.
 pub struct Slab {
+    /// The null page and every page that was ever handed out: memory follows use.
     pub(crate) pages: Vec<Page>,
     pub(crate) queues: EvictionQueues,
-    /// Pages from this id on have never been handed out.
-    pub(crate) first_pristine: u32,
+    total: u32,
     epoch: u32,
     marks: u32,
     in_flight: u32,
 }
 
 impl Slab {
-    /// Largest number of usable pages.
-    pub const MAX_PAGES: u32 = u32::MAX - 256;
+    /// Largest number of usable pages: ids fit an int32.
+    pub const MAX_PAGES: u32 = i32::MAX.cast_unsigned();
 
     /// A slab of `usable` pages (ids `1 ..= usable`) and the null page.
     ///
     /// # Panics
     /// If `usable` is over [`Slab::MAX_PAGES`].
-    pub fn new(usable: u32, priority: Priority) -> Slab {
+    pub fn new(usable: u32) -> Slab {
         assert!(usable <= Self::MAX_PAGES, "{usable} pages are more than a slab can number");
-        let page = Page { refs: 0, pins: 0, node: NO_NODE, epoch: 0, last_use: Step(0), mark: 0, priority };
-        let count = usable + 1;
-        Slab {
-            pages: vec![page; count as usize],
-            queues: EvictionQueues::new(count),
-            first_pristine: 1,
+        // Address space for the pages of any real pool: records do not move while it fills.
+        let capacity = (usable as usize + 1).min(1 << 24);
+        let mut slab = Slab {
+            pages: Vec::with_capacity(capacity),
+            queues: EvictionQueues::new(capacity),
+            total: usable,
             epoch: 0,
             marks: 0,
             in_flight: 0,
-        }
+        };
+        slab.add_page();
+        slab
+    }
+
+    fn add_page(&mut self) -> PageId {
+        let page = PageId(self.pages.len() as u32);
+        let priority = Priority::DEFAULT;
+        self.pages.push(Page {
+            refs: 0,
+            pins: 0,
+            node: NO_NODE,
+            epoch: 0,
+            last_use: Step(0),
+            mark: 0,
+            priority,
+        });
+        self.queues.add_page();
+        page
     }
 
     /// Usable pages, the null page not counted.
     pub fn total(&self) -> u32 {
-        self.pages.len() as u32 - 1
+        self.total
     }
 
     /// Pages that [`Slab::take`] can hand out now: never used or evictable.
@@ -91,9 +109,9 @@ impl Slab {
         self.pristine() + self.queues.len()
     }
 
-    /// Pages never handed out.
+    /// Pages never handed out: those with the greatest ids.
     pub fn pristine(&self) -> u32 {
-        self.pages.len() as u32 - self.first_pristine
+        self.total + 1 - self.pages.len() as u32
     }
 
     /// Pages waiting in an eviction list, cached or not.
@@ -108,27 +126,23 @@ impl Slab {
 
     /// Where `page` is in its life.
     pub fn state(&self, page: PageId) -> PageState {
-        let record = &self.pages[page.index()];
-        if record.refs > 0 {
-            PageState::Referenced
-        } else if record.pins > 0 {
-            PageState::InFlight
-        } else if self.queues.contains(page) {
-            PageState::Evictable
-        } else {
-            PageState::Pristine
+        match self.pages.get(page.index()) {
+            Some(record) if record.refs > 0 => PageState::Referenced,
+            Some(record) if record.pins > 0 => PageState::InFlight,
+            _ if self.queues.contains(page) => PageState::Evictable,
+            _ => PageState::Pristine,
         }
     }
 
     /// Sequences and user pins that hold `page`.
     #[inline]
     pub fn refs(&self, page: PageId) -> u32 {
-        self.pages[page.index()].refs
+        self.pages.get(page.index()).map_or(0, |record| record.refs)
     }
 
     /// Transfers that touch `page`.
     pub fn pins(&self, page: PageId) -> u32 {
-        self.pages[page.index()].pins
+        self.pages.get(page.index()).map_or(0, |record| record.pins)
     }
 
     /// Whether nobody holds `page` and it waits in an eviction list.
@@ -139,13 +153,13 @@ impl Slab {
 
     /// Last step whose forward may touch `page`: a mover waits for its fence.
     pub fn last_use(&self, page: PageId) -> Step {
-        self.pages[page.index()].last_use
+        self.pages.get(page.index()).map_or(Step(0), |record| record.last_use)
     }
 
     /// What `page` stands for in the prefix tree.
     #[inline]
     pub fn node(&self, page: PageId) -> Option<NodeLink> {
-        let record = &self.pages[page.index()];
+        let record = self.pages.get(page.index())?;
         (record.node != NO_NODE && record.epoch == self.epoch).then_some(NodeLink(record.node))
     }
 
@@ -156,11 +170,9 @@ impl Slab {
             self.queues.remove(page);
             Taken { page, evicted: None, pristine: false }
         } else if self.pristine() > 0 {
-            let page = PageId(self.first_pristine);
-            self.first_pristine += 1;
-            Taken { page, evicted: None, pristine: true }
+            Taken { page: self.add_page(), evicted: None, pristine: true }
         } else {
-            let (page, _) = self.queues.first_from(QueueId::UNCACHED)?;
+            let page = self.queues.first()?;
             self.queues.remove(page);
             Taken { page, evicted: self.node(page), pristine: false }
         };

@@ -6,6 +6,9 @@ use crate::slab::{PageState, Slab};
 use std::hash::{Hash, Hasher};
 use thiserror::Error;
 
+#[cfg(test)]
+mod tests;
+
 /// The first page that breaks the slab's books.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{page}: {what}")]
@@ -43,25 +46,24 @@ impl Slab {
             }
         }
         let mut in_flight = 0;
-        for id in 0..self.pages.len() as u32 {
-            let page = PageId(id);
+        for page in (0..self.pages.len() as u32).map(PageId) {
             let record = &self.pages[page.index()];
             let queued = self.queues.contains(page);
-            let pristine = id >= self.first_pristine;
             let held = record.refs > 0 || record.pins > 0;
             let fault = match () {
-                () if id == 0 && (held || queued) => "the null page is in use",
-                () if id == 0 => continue,
+                () if page == PageId::NULL && (held || queued) => "the null page is in use",
+                () if page == PageId::NULL => continue,
                 () if queued && held => "both held and evictable",
-                () if queued && pristine => "both pristine and evictable",
-                () if pristine && held => "both pristine and held",
-                () if !pristine && !queued && !held => "lost: neither held nor evictable nor pristine",
+                () if !queued && !held => "lost: neither held nor evictable",
                 () => {
                     in_flight += u32::from(self.state(page) == PageState::InFlight);
                     continue;
                 }
             };
             return Err(PageFault::new(page, fault));
+        }
+        if self.pages.len() > self.total() as usize + 1 {
+            return Err(PageFault::new(PageId(self.total() + 1), "more pages than the slab has"));
         }
         if in_flight != self.in_flight() {
             let what = format!("{in_flight} pages are in flight, {} are counted", self.in_flight());
@@ -72,9 +74,7 @@ impl Slab {
 
     /// Feeds the whole state, list orders included, to `hasher`; planning marks are left out.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
-        self.first_pristine.hash(hasher);
-        for id in 0..self.first_pristine {
-            let page = PageId(id);
+        for page in (0..self.pages.len() as u32).map(PageId) {
             let record = &self.pages[page.index()];
             (record.refs, record.pins, self.node(page), record.last_use, record.priority).hash(hasher);
         }

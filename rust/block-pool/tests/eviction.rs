@@ -8,7 +8,7 @@ fn level(level: i64) -> Priority {
 
 /// A slab all of whose pages are held: page `i + 1` at `levels[i]`, standing for node `i + 1`.
 fn held(levels: &[i64]) -> Slab {
-    let mut slab = Slab::new(levels.len() as u32, Priority::DEFAULT);
+    let mut slab = Slab::new(levels.len() as u32);
     for &given in levels {
         let page = slab.take(level(given)).expect("the slab is large enough").page;
         slab.publish(page, NodeLink(page.0), Step(1));
@@ -53,7 +53,7 @@ fn a_page_used_again_goes_to_the_end_of_its_level() {
 
 #[test]
 fn uncached_pages_go_before_pristine_ones_and_these_before_cached_ones() {
-    let mut slab = Slab::new(4, Priority::DEFAULT);
+    let mut slab = Slab::new(4);
     for _ in 0..2 {
         slab.take(level(0));
     }
@@ -64,7 +64,7 @@ fn uncached_pages_go_before_pristine_ones_and_these_before_cached_ones() {
 
 #[test]
 fn an_uncached_page_goes_first_also_at_the_highest_level() {
-    let mut slab = Slab::new(2, Priority::DEFAULT);
+    let mut slab = Slab::new(2);
     slab.take(level(0));
     slab.take(level(100));
     slab.publish(PageId(1), NodeLink(1), Step(1));

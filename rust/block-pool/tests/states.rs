@@ -3,7 +3,7 @@
 use block_pool::{NodeLink, PageId, PageState, Priority, PriorityError, Slab, Step, Taken};
 
 fn slab(pages: u32) -> Slab {
-    Slab::new(pages, Priority::DEFAULT)
+    Slab::new(pages)
 }
 
 fn take(slab: &mut Slab) -> PageId {
@@ -175,6 +175,9 @@ fn pages_in_use_stand_for_nothing_after_everything_is_forgotten() {
 #[test]
 fn a_page_is_marked_once_a_planning_pass() {
     let mut slab = slab(2);
+    for _ in 0..2 {
+        slab.take(Priority::DEFAULT);
+    }
     slab.open_marks();
     assert_eq!([1, 1, 2].map(|id| slab.mark(PageId(id))), [true, false, true]);
     slab.open_marks();

@@ -72,17 +72,23 @@ impl Ledger {
         outcome
     }
 
-    /// Plans a padding request, claimed and not planned yet, for the next forward: its row is all null
-    /// pages, it takes no page, and nothing of it is read or stored.
+    /// Plans a padding request, claimed and not planned yet, for the next forward: tables show the null
+    /// page for it, it takes no page, and nothing of it is read or stored.
     ///
     /// # Errors
-    /// An unknown slot; a request that was planned before.
+    /// An unknown slot; a request that was planned before; more tokens than the null page has room for.
     pub fn alloc_dummy(&mut self, slot: SlotId) -> Result<(), LedgerError> {
+        let page_size = self.config.page_size;
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
         if sequence.admitted || sequence.dummy {
-            return Err(LedgerError::Mismatch(format!(
-                "slot {slot}: a request that was planned before cannot become a padding request"
-            )));
+            return Err(LedgerError::PlannedBefore(slot));
+        }
+        if sequence.len() > page_size {
+            return Err(LedgerError::TooLong {
+                tokens: u64::from(sequence.len()),
+                limit: u64::from(page_size),
+                what: "one page: padding goes to the null page",
+            });
         }
         sequence.dummy = true;
         let planned = self.alloc(&[slot], &[]);
@@ -190,7 +196,7 @@ impl Ledger {
         };
         let limit = self.config.max_pages_per_request();
         let whole = len.div_ceil(page_size);
-        if whole > limit && !sequence.dummy {
+        if whole > limit {
             let tokens = u64::from(len);
             return Err(LedgerError::RequestTooLarge {
                 slot,
@@ -274,9 +280,6 @@ impl Ledger {
         if plan.placeholder {
             sequence.tokens.push(0);
             sequence.unknown += 1;
-        }
-        if sequence.dummy {
-            sequence.row.resize(plan.end.div_ceil(page_size) as usize, PageId::NULL);
         }
         if !plan.hits.is_empty() {
             sequence.processed = plan.start;

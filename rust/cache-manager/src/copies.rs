@@ -8,7 +8,8 @@ use crate::ledger::Ledger;
 use crate::slots::SlotId;
 use block_pool::{PageId, Step};
 use radix_tree::{NodeId, ParentId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{Hash, Hasher};
 
 /// A copy in flight; a number is never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -30,6 +31,12 @@ pub struct CopyJob {
 pub(crate) struct Copies {
     pub(crate) in_flight: BTreeMap<u64, Vec<PageId>>,
     next: u64,
+}
+
+impl Copies {
+    pub(crate) fn fingerprint(&self, hasher: &mut impl Hasher) {
+        (&self.in_flight, self.next).hash(hasher);
+    }
 }
 
 impl Ledger {
@@ -70,10 +77,11 @@ impl Ledger {
     /// # Errors
     /// A copy that is not in flight, or is named twice. Nothing is changed then.
     pub fn finish_copies(&mut self, ids: &[u64]) -> Result<(), LedgerError> {
-        for (index, id) in ids.iter().enumerate() {
-            if !self.copies.in_flight.contains_key(id) || ids[..index].contains(id) {
-                return Err(LedgerError::UnknownCopy(*id));
-            }
+        let mut named = HashSet::with_capacity(ids.len());
+        if let Some(&id) =
+            ids.iter().find(|id| !self.copies.in_flight.contains_key(id) || !named.insert(**id))
+        {
+            return Err(LedgerError::UnknownCopy(id));
         }
         for id in ids {
             let pages = self.copies.in_flight.remove(id).unwrap_or_default();

@@ -8,7 +8,8 @@ use block_hash::Token;
 use block_pool::{NodeLink, Step};
 use radix_tree::{Insertion, NodeId};
 
-/// Orphaned results older than this many steps are no longer waited for.
+/// Results of released requests are waited for through this many steps: longer than any forward takes, so
+/// that an engine that never delivers them leaves nothing behind.
 const ORPHAN_STEPS: u32 = 1 << 16;
 
 impl Ledger {
@@ -67,10 +68,11 @@ impl Ledger {
         let one_each = u32::from(!new_tokens.is_empty());
         for (index, &slot) in batch.iter().enumerate() {
             let Some(sequence) = self.slots.get_mut(slot) else {
-                if self.orphans.contains_key(&slot) {
-                    continue;
+                match self.orphans.get(&slot) {
+                    None => return Err(LedgerError::UnknownSlot(slot)),
+                    Some(_) if batch[..index].contains(&slot) => return Err(LedgerError::TwiceInBatch(slot)),
+                    Some(_) => continue,
                 }
-                return Err(LedgerError::UnknownSlot(slot));
             };
             if std::mem::replace(&mut sequence.batch_mark, self.batch_pass) == self.batch_pass {
                 return Err(LedgerError::TwiceInBatch(slot));
@@ -191,8 +193,11 @@ impl Ledger {
     /// Remembers that `due` results will still come for a slot that was just released.
     pub(crate) fn expect_orphans(&mut self, slot: SlotId, last: Step, due: u32) {
         if due > 0 {
-            let oldest = self.step.0.saturating_sub(ORPHAN_STEPS);
-            self.orphans.retain(|_, (step, _)| step.0 >= oldest);
+            if self.orphans.len() >= self.orphans_swept * 2 {
+                let oldest = self.step.0.saturating_sub(ORPHAN_STEPS);
+                self.orphans.retain(|_, (step, _)| step.0 >= oldest);
+                self.orphans_swept = self.orphans.len().max(64);
+            }
             self.orphans.insert(slot, (last, due));
         }
     }

@@ -19,7 +19,7 @@ pub struct NoRoom {
 }
 
 /// A refused call.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Debug, Error)]
 pub enum LedgerError {
     /// The slot is of no claimed request: never claimed, or released since.
     #[error("slot {}: no request is claimed under it (it was released, or never claimed)", .0)]
@@ -55,6 +55,20 @@ pub enum LedgerError {
     NotPlanned {
         /// The request.
         slot: SlotId,
+    },
+    /// A padding request has no pages: there is nothing to look up.
+    #[error("slot {0}: a padding request has no pages and no hashes")]
+    Padding(SlotId),
+    /// Only a request that was never planned can become a padding request.
+    #[error("slot {0}: was planned before, so it cannot become a padding request")]
+    PlannedBefore(SlotId),
+    /// Time that goes back.
+    #[error("now={now}: must be finite, and not before {latest}, the time told last")]
+    TimeGoesBack {
+        /// What was told, in seconds.
+        now: f64,
+        /// The latest time told before.
+        latest: f64,
     },
     /// There is no room for the request now.
     #[error(

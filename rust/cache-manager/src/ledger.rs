@@ -34,6 +34,8 @@ pub struct Ledger {
     pub(crate) batch_pass: u64,
     /// Results due for requests that were released meanwhile: by slot, the last step and the number.
     pub(crate) orphans: HashMap<SlotId, (Step, u32)>,
+    /// Entries of `orphans` after the old ones were last swept out.
+    pub(crate) orphans_swept: usize,
     pub(crate) reader: BlockReader,
     pub(crate) admission: crate::admission::Scratch,
 }
@@ -41,7 +43,7 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger with an empty pool.
     pub fn new(config: LedgerConfig) -> Ledger {
-        let slab = Slab::new(config.pages, config.priority);
+        let slab = Slab::new(config.pages);
         let blocks = if config.prefix_caching { config.pages as usize } else { 0 };
         Ledger {
             tree: PrefixTree::new(config.page_size as usize, blocks),
@@ -56,6 +58,7 @@ impl Ledger {
             now: 0.0,
             batch_pass: 0,
             orphans: HashMap::new(),
+            orphans_swept: 64,
             reader: BlockReader::default(),
             admission: crate::admission::Scratch::default(),
             config,
@@ -78,7 +81,9 @@ impl Ledger {
         let namespace = self.tree.acquire_namespace(&new.namespace);
         self.counters.claims += 1;
         let sequence = Sequence::new(new, self.counters.claims, namespace, self.epoch);
-        Ok(self.slots.insert(sequence))
+        let slot = self.slots.insert(sequence);
+        self.orphans.remove(&slot); // of the same number two million claims ago
+        Ok(slot)
     }
 
     fn check_claim(&self, new: &NewSequence) -> Result<(), LedgerError> {
@@ -153,17 +158,23 @@ impl Ledger {
     /// The pages of the request's blocks, in order.
     ///
     /// # Errors
-    /// An unknown slot.
+    /// An unknown slot; a padding request.
     pub fn pages(&self, slot: SlotId) -> Result<&[PageId], LedgerError> {
-        Ok(&self.sequence(slot)?.row)
+        match self.sequence(slot)? {
+            padding if padding.dummy => Err(LedgerError::Padding(slot)),
+            sequence => Ok(&sequence.row),
+        }
     }
 
     /// Publishes what is computed and full, and gives the hashes of the request's full blocks of known
     /// tokens, in order. Calling it again changes nothing.
     ///
     /// # Errors
-    /// An unknown slot.
+    /// An unknown slot; a padding request.
     pub fn commit(&mut self, slot: SlotId) -> Result<Vec<Identity>, LedgerError> {
+        if self.sequence(slot)?.dummy {
+            return Err(LedgerError::Padding(slot));
+        }
         self.publish(slot);
         let page_size = self.config.page_size as usize;
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
@@ -176,11 +187,8 @@ impl Ledger {
     /// # Errors
     /// A time before the last one; a copy that is not in flight. Nothing is changed then.
     pub fn begin_step(&mut self, now: Option<f64>, completions: &[u64]) -> Result<Step, LedgerError> {
-        if let Some(now) = now.filter(|&now| now.is_nan() || now < self.now) {
-            return Err(LedgerError::Mismatch(format!(
-                "now={now}: time cannot go back (it was {} already), nor be NaN",
-                self.now
-            )));
+        if let Some(now) = now.filter(|&now| !now.is_finite() || now < self.now) {
+            return Err(LedgerError::TimeGoesBack { now, latest: self.now });
         }
         self.finish_copies(completions)?;
         self.now = now.unwrap_or(self.now);
@@ -225,7 +233,7 @@ impl Ledger {
 
     /// Cached blocks on the device, referenced or not.
     pub fn cached_blocks(&self) -> usize {
-        self.tree.len()
+        self.tree.resident()
     }
 
     /// Requests claimed.

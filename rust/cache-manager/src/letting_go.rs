@@ -4,7 +4,7 @@ use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::sequence::{Released, Sequence};
 use crate::slots::SlotId;
-use block_pool::{PageId, Slab, Step};
+use block_pool::{Slab, Step};
 use radix_tree::PrefixTree;
 
 impl Ledger {
@@ -120,7 +120,7 @@ fn give_back(
         if block < pages && twins.peek().is_none() {
             break;
         }
-        if block >= pages && sequence.row[block] != PageId::NULL {
+        if block >= pages {
             slab.release(sequence.row[block], sequence.last_step);
         }
         if twins.next_if(|&&twin| twin as usize == block).is_some() && current {

@@ -4,6 +4,7 @@ use block_hash::{Chain, ExtraKeys, Token};
 use block_pool::{PageId, Step};
 use radix_tree::{NamespaceId, NamespaceKey, NodeId, PrefixTree};
 use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
 
 /// A request as it comes in.
 pub struct NewSequence {
@@ -184,6 +185,43 @@ impl Sequence {
         }
     }
 
+    /// Feeds everything but what can be computed again to `hasher`.
+    pub(crate) fn fingerprint(&self, hasher: &mut impl Hasher) {
+        let Sequence {
+            serial,
+            tokens,
+            unknown,
+            max_length,
+            namespace_key,
+            extras,
+            chain: _,
+            no_read,
+            no_store,
+            dummy,
+            row,
+            row_version,
+            namespace,
+            epoch,
+            nodes,
+            anchored,
+            blocked,
+            processed,
+            position,
+            prompt_end,
+            cached,
+            admitted,
+            steps_out,
+            dropped,
+            interrupted,
+            last_step,
+            batch_mark: _,
+        } = self;
+        (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
+        (no_read, no_store, dummy, row, row_version, namespace, epoch).hash(hasher);
+        (nodes, anchored, blocked, processed, position, prompt_end, cached).hash(hasher);
+        (admitted, steps_out, dropped, interrupted, last_step).hash(hasher);
+    }
+
     /// Takes a token whose step was dropped meanwhile; true when the token was one of these.
     pub(crate) fn swallow(&mut self) -> bool {
         match self.dropped.iter_mut().find(|pending| **pending) {
@@ -214,6 +252,7 @@ impl Sequence {
     pub(crate) fn drop_steps_out(&mut self, launched_before: Step) {
         // The tokens of the newest `unknown` placeholders are still to come, and so is the token of the
         // newest step, if it reaches the end of the log.
+        self.interrupted |= !self.steps_out.is_empty();
         for out in std::mem::take(&mut self.steps_out) {
             if out.step < launched_before {
                 self.dropped.push_back(out.end >= self.known());
@@ -221,6 +260,5 @@ impl Sequence {
         }
         self.tokens.truncate(self.known() as usize);
         self.unknown = 0;
-        self.interrupted = true;
     }
 }

@@ -1,10 +1,14 @@
 //! Slots: dense indices of claimed requests, with a generation, so that a stale one is noticed.
 
 use crate::sequence::Sequence;
+use std::collections::VecDeque;
 use std::fmt;
 
 /// A claimed request. Bits 0–19 are its dense index, bits 20–30 the index's generation, so that the slot
 /// of a released request names nobody, and every slot is a non-negative int32.
+///
+/// An index is used again only when 1,024 others have been free for longer, and its generation comes
+/// back after 2,048 uses: a stale slot is refused through two million later claims.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(pub u32);
 
@@ -17,6 +21,8 @@ impl fmt::Display for SlotId {
 impl SlotId {
     const INDEX_BITS: u32 = 20;
     const GENERATIONS: u32 = 1 << 11;
+    /// Free indices that wait before the one that was freed first is used again.
+    const RESTING: usize = 1 << 10;
     /// Most requests claimed at one time.
     pub const MAX: usize = 1 << Self::INDEX_BITS;
 
@@ -44,7 +50,8 @@ struct Slot {
 #[derive(Default)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
-    free: Vec<u32>,
+    /// Free indices, the one that was freed first at the front.
+    free: VecDeque<u32>,
 }
 
 impl Slots {
@@ -54,13 +61,13 @@ impl Slots {
 
     /// Gives `sequence` a slot; the caller checked that fewer than [`SlotId::MAX`] are taken.
     pub(crate) fn insert(&mut self, sequence: Sequence) -> SlotId {
-        let index = self.free.pop().map_or_else(
-            || {
-                self.slots.push(Slot { generation: 0, sequence: None });
-                self.slots.len() - 1
-            },
-            |index| index as usize,
-        );
+        let rested = self.free.len() > SlotId::RESTING || self.slots.len() == SlotId::MAX;
+        let index = if let Some(index) = self.free.pop_front_if(|_| rested) {
+            index as usize
+        } else {
+            self.slots.push(Slot { generation: 0, sequence: None });
+            self.slots.len() - 1
+        };
         let slot = &mut self.slots[index];
         slot.sequence = Some(Box::new(sequence));
         SlotId::new(index, slot.generation)
@@ -70,7 +77,7 @@ impl Slots {
         let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation())?;
         let sequence = slot.sequence.take()?;
         slot.generation = (slot.generation + 1) % SlotId::GENERATIONS;
-        self.free.push(id.index() as u32);
+        self.free.push_back(id.index() as u32);
         Some(sequence)
     }
 
@@ -88,6 +95,11 @@ impl Slots {
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
         self.slots.iter_mut().filter_map(|slot| slot.sequence.as_deref_mut())
+    }
+
+    /// Free indices, in the order in which they are used again.
+    pub(crate) fn free(&self) -> impl Iterator<Item = u32> + '_ {
+        self.free.iter().copied()
     }
 
     /// Every claimed request, by index.

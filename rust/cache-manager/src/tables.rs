@@ -139,7 +139,7 @@ impl Ledger {
                 ))
             })?;
             for (position, cell) in (out.start..).zip(cells) {
-                let page = sequence.row[(position / page_size) as usize];
+                let page = sequence.row.get((position / page_size) as usize).unwrap_or(&PageId::NULL);
                 *cell = i64::from(page.0) * i64::from(page_size) + i64::from(position % page_size);
             }
             at += count;
@@ -164,21 +164,46 @@ impl Ledger {
         tables.query_indptr[0] = 0;
         for (index, &slot) in batch.iter().enumerate() {
             let (sequence, out) = self.planned(slot)?;
-            let pages = &sequence.row[..out.end.div_ceil(page_size) as usize];
-            let cells = tables.indices.get_mut(at..at + pages.len()).ok_or_else(|| {
+            let count = out.end.div_ceil(page_size) as usize;
+            let cells = tables.indices.get_mut(at..at + count).ok_or_else(|| {
                 LedgerError::Mismatch(format!(
                     "the index array is smaller than the batch's {} pages",
-                    at + pages.len()
+                    at + count
                 ))
             })?;
-            cells.iter_mut().zip(pages).for_each(|(cell, page)| *cell = page.0.cast_signed());
-            at += pages.len();
+            for (block, cell) in cells.iter_mut().enumerate() {
+                *cell = sequence.row.get(block).unwrap_or(&PageId::NULL).0.cast_signed();
+            }
+            at += count;
             queries += out.end - out.start;
             tables.indptr[index + 1] = at as i32;
             tables.last_page_len[index] = ((out.end - 1) % page_size + 1).cast_signed();
             tables.query_indptr[index + 1] = queries.cast_signed();
         }
         Ok(())
+    }
+
+    /// Where the KV of the request's token `positions` goes: page · page size + offset.
+    ///
+    /// # Errors
+    /// An unknown slot; a padding request; a position that the request has no page for.
+    pub fn slot_mapping(
+        &self,
+        slot: SlotId,
+        positions: impl Iterator<Item = i64>,
+    ) -> Result<Vec<i64>, LedgerError> {
+        let page_size = i64::from(self.config.page_size);
+        let pages = self.pages(slot)?;
+        let place = |position: i64| {
+            let block = usize::try_from(position.div_euclid(page_size)).ok();
+            let page = block.and_then(|block| pages.get(block)).ok_or_else(|| LedgerError::OutOfRange {
+                name: "positions",
+                given: i128::from(position),
+                allowed: format!("0 to {}, where the request has pages", pages.len() as i64 * page_size - 1),
+            })?;
+            Ok(i64::from(page.0) * page_size + position % page_size)
+        };
+        positions.map(place).collect()
     }
 
     fn planned(&self, slot: SlotId) -> Result<(&Sequence, StepOut), LedgerError> {

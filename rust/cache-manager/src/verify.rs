@@ -3,11 +3,14 @@
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use block_pool::{NodeLink, PageFault, PageId};
-use radix_tree::{NodeId, ParentId, TreeFault};
+use radix_tree::{NamespaceId, NodeId, ParentId, TreeFault};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use thiserror::Error;
+
+#[cfg(test)]
+mod tests;
 
 /// What [`Ledger::verify`] found broken first.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -38,15 +41,23 @@ impl Ledger {
         self.slab.verify()?;
         let mut refs: HashMap<PageId, u32> = HashMap::new();
         let mut anchors: HashMap<NodeId, u32> = HashMap::new();
+        let mut holders: HashMap<NamespaceId, u32> = HashMap::new();
         for (slot, sequence) in self.slots.iter() {
             self.verify_sequence(sequence).map_err(|what| LedgerFault::Sequence { slot: slot.0, what })?;
-            for &page in sequence.row.iter().filter(|&&page| page != PageId::NULL) {
+            for &page in &sequence.row {
                 *refs.entry(page).or_default() += 1;
             }
             if sequence.epoch == self.epoch {
+                *holders.entry(sequence.namespace).or_default() += 1;
                 for &block in &sequence.anchored {
                     *anchors.entry(sequence.nodes[block as usize]).or_default() += 1;
                 }
+            }
+        }
+        for (&slot, &(_, due)) in &self.orphans {
+            if due == 0 || self.slots.get(slot).is_some() {
+                let what = format!("{due} results are due for the request that was released");
+                return Err(LedgerFault::Sequence { slot: slot.0, what });
             }
         }
         let mut pins: HashMap<PageId, u32> = HashMap::new();
@@ -72,7 +83,7 @@ impl Ledger {
                 );
             }
         }
-        self.tree.verify(&anchors)?;
+        self.tree.verify(&anchors, &holders)?;
         for node in self.tree.iter() {
             if let Some(page) = self.tree.page(node)
                 && self.slab.node(page) != Some(NodeLink(node.0))
@@ -85,6 +96,9 @@ impl Ledger {
 
     fn verify_sequence(&self, sequence: &Sequence) -> Result<(), String> {
         let page_size = self.config.page_size;
+        if sequence.steps_out.len() > 2 {
+            return Err(format!("{} steps are out", sequence.steps_out.len()));
+        }
         let mut end = 0;
         for out in &sequence.steps_out {
             if out.start < end || out.end <= out.start {
@@ -99,6 +113,13 @@ impl Ledger {
                 "of {len} tokens, {processed} are processed, its steps end at {due}, not at {position}"
             ));
         }
+        if sequence.dummy {
+            return if sequence.row.is_empty() {
+                Ok(())
+            } else {
+                Err("a padding request holds pages".into())
+            };
+        }
         if sequence.row.len() < sequence.position.div_ceil(page_size) as usize {
             return Err(format!("{} pages do not hold {} tokens", sequence.row.len(), sequence.position));
         }
@@ -108,6 +129,12 @@ impl Ledger {
                 sequence.nodes.len(),
                 sequence.position
             ));
+        }
+        let anchored = &sequence.anchored;
+        if !anchored.is_sorted_by(|a, b| a < b)
+            || anchored.last().is_some_and(|&block| block as usize >= sequence.nodes.len())
+        {
+            return Err(format!("blocks {anchored:?} of {} are anchored", sequence.nodes.len()));
         }
         if sequence.chain.len() > (sequence.known() / page_size) as usize {
             return Err(format!("{} hashes for {} known tokens", sequence.chain.len(), sequence.known()));
@@ -149,26 +176,38 @@ impl Ledger {
         Ok(())
     }
 
-    /// A hash of the whole state, list orders included; counters, hashes not asked for yet and planning
-    /// scratch are left out. Equal before and after a call that fails.
+    /// A hash of the whole state, list orders included; counters, hashes not asked for yet and scratch
+    /// memory are left out. Equal before and after a call that fails.
     pub fn fingerprint(&self) -> u64 {
+        let Ledger {
+            slab,
+            tree,
+            slots,
+            copies,
+            step,
+            step_open,
+            step_joined,
+            epoch,
+            now,
+            orphans,
+            config: _,
+            counters: _,
+            batch_pass: _,
+            orphans_swept: _,
+            reader: _,
+            admission: _,
+        } = self;
         let mut hasher = DefaultHasher::new();
-        (self.step, self.step_open, self.epoch, self.now.to_bits()).hash(&mut hasher);
-        self.slab.fingerprint(&mut hasher);
-        for (slot, sequence) in self.slots.iter() {
+        (step, step_open, step_joined, epoch, now.to_bits()).hash(&mut hasher);
+        slab.fingerprint(&mut hasher);
+        tree.fingerprint(&mut hasher);
+        slots.free().for_each(|index| index.hash(&mut hasher));
+        for (slot, sequence) in slots.iter() {
             slot.hash(&mut hasher);
-            (&sequence.tokens, sequence.unknown, &sequence.row, &sequence.nodes).hash(&mut hasher);
-            (&sequence.anchored, sequence.row_version, sequence.blocked, sequence.epoch).hash(&mut hasher);
-            (sequence.processed, sequence.position, sequence.prompt_end, sequence.cached).hash(&mut hasher);
-            (sequence.admitted, &sequence.steps_out, &sequence.dropped, sequence.last_step).hash(&mut hasher);
+            sequence.fingerprint(&mut hasher);
         }
-        for node in self.tree.iter() {
-            (node, self.tree.parent(node), self.tree.page(node), self.tree.tokens(node)).hash(&mut hasher);
-        }
-        for (id, pages) in &self.copies.in_flight {
-            (id, pages).hash(&mut hasher);
-        }
-        let mut orphans: Vec<_> = self.orphans.iter().collect();
+        copies.fingerprint(&mut hasher);
+        let mut orphans: Vec<_> = orphans.iter().collect();
         orphans.sort_unstable();
         orphans.hash(&mut hasher);
         hasher.finish()
@@ -189,7 +228,7 @@ impl Ledger {
             slab.pristine(),
             slab.evictable(),
             slab.in_flight(),
-            self.tree.len(),
+            self.tree.resident(),
         );
         for (slot, sequence) in self.slots.iter() {
             let pages: Vec<u32> = sequence.row.iter().map(|page| page.0).collect();

@@ -3,17 +3,32 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// An entry: the upper half of the mixed hash, and the node's number plus one (0: empty).
-#[derive(Clone, Copy, Default)]
-struct Entry {
-    tag: u32,
-    node_plus_one: u32,
+/// An entry: the tag (the upper half of the mixed hash) above the node's number plus one; 0 is empty. A
+/// plain number, since the system hands out zeros for nothing: a table costs what it is filled with.
+#[derive(Clone, Copy)]
+struct Entry(u64);
+
+impl Entry {
+    fn new(tag: u32, node: u32) -> Entry {
+        Entry(u64::from(tag) << 32 | u64::from(node + 1))
+    }
+
+    #[inline]
+    fn tag(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The node; `None` for an empty entry.
+    #[inline]
+    fn node(self) -> Option<u32> {
+        (self.0 as u32).checked_sub(1)
+    }
 }
 
 /// Finds nodes by 64-bit key. Keys are mixed with a secret of the process, so that chosen keys cannot
 /// crowd one place; nothing observable depends on the secret.
 pub(crate) struct NodeTable {
-    entries: Vec<Entry>,
+    entries: Vec<u64>,
     len: usize,
     bits: u32,
     secret: [u64; 2],
@@ -21,15 +36,20 @@ pub(crate) struct NodeTable {
 
 impl NodeTable {
     const MIN_BITS: u32 = 6;
+    /// More nodes than this are worth waiting for a growing table.
+    const MAX_FIRST_CAPACITY: usize = 1 << 24;
     /// An entry's home is taken from its 32-bit tag.
     const MAX_BITS: u32 = 32;
 
     /// A table that holds `capacity` nodes before it grows.
     pub(crate) fn with_capacity(capacity: usize) -> NodeTable {
-        let bits = (capacity.max(1) * 2).next_power_of_two().ilog2().clamp(Self::MIN_BITS, Self::MAX_BITS);
+        let bits = (capacity.clamp(1, Self::MAX_FIRST_CAPACITY) * 2)
+            .next_power_of_two()
+            .ilog2()
+            .clamp(Self::MIN_BITS, Self::MAX_BITS);
         let random = RandomState::new();
         let secret = [random.hash_one(1u8), random.hash_one(2u8) | 1];
-        NodeTable { entries: vec![Entry::default(); 1 << bits], len: 0, bits, secret }
+        NodeTable { entries: vec![0; 1 << bits], len: 0, bits, secret }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -47,9 +67,9 @@ impl NodeTable {
         let tag = self.tag(key);
         let mut at = self.home(tag);
         loop {
-            let entry = self.entries[at];
-            let node = entry.node_plus_one.checked_sub(1)?;
-            if entry.tag == tag && is_key(node) {
+            let entry = Entry(self.entries[at]);
+            let node = entry.node()?;
+            if entry.tag() == tag && is_key(node) {
                 return Some(node);
             }
             at = self.after(at);
@@ -61,49 +81,46 @@ impl NodeTable {
         if (self.len + 1) * 2 > self.entries.len() && self.bits < Self::MAX_BITS {
             self.grow();
         }
-        let tag = self.tag(key);
-        self.place(Entry { tag, node_plus_one: node + 1 });
+        self.place(Entry::new(self.tag(key), node));
         self.len += 1;
     }
 
     /// Removes `node`, which is in the table under `key`.
     pub(crate) fn remove(&mut self, key: u64, node: u32) {
         let mut hole = self.home(self.tag(key));
-        while self.entries[hole].node_plus_one != node + 1 {
-            assert!(self.entries[hole].node_plus_one != 0, "node {node} is not in the table");
+        while Entry(self.entries[hole]).node() != Some(node) {
+            assert!(self.entries[hole] != 0, "node {node} is not in the table");
             hole = self.after(hole);
         }
         // Shift back what would no longer be reached past the hole.
-        let mut at = hole;
-        loop {
-            at = self.after(at);
-            let entry = self.entries[at];
-            if entry.node_plus_one == 0 {
-                break;
-            }
-            let wanted = self.home(entry.tag);
-            let mask = self.entries.len() - 1;
+        let mask = self.entries.len() - 1;
+        let mut at = self.after(hole);
+        while self.entries[at] != 0 {
+            let wanted = self.home(Entry(self.entries[at]).tag());
             if (at.wrapping_sub(wanted) & mask) >= (at.wrapping_sub(hole) & mask) {
-                self.entries[hole] = entry;
+                self.entries[hole] = self.entries[at];
                 hole = at;
             }
+            at = self.after(at);
         }
-        self.entries[hole] = Entry::default();
+        self.entries[hole] = 0;
         self.len -= 1;
     }
 
     fn place(&mut self, entry: Entry) {
-        let mut at = self.home(entry.tag);
-        while self.entries[at].node_plus_one != 0 {
+        let mut at = self.home(entry.tag());
+        while self.entries[at] != 0 {
             at = self.after(at);
         }
-        self.entries[at] = entry;
+        self.entries[at] = entry.0;
     }
 
     fn grow(&mut self) {
         self.bits += 1;
-        let old = std::mem::replace(&mut self.entries, vec![Entry::default(); 1 << self.bits]);
-        old.into_iter().filter(|entry| entry.node_plus_one != 0).for_each(|entry| self.place(entry));
+        let old = std::mem::replace(&mut self.entries, vec![0; 1 << self.bits]);
+        for entry in old.into_iter().filter(|&entry| entry != 0) {
+            self.place(Entry(entry));
+        }
     }
 
     #[inline]

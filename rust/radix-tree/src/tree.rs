@@ -5,6 +5,7 @@ use crate::namespaces::{NamespaceId, NamespaceKey, Namespaces};
 use crate::table::NodeTable;
 use block_hash::Token;
 use block_pool::PageId;
+use std::hash::{Hash, Hasher};
 
 /// A node of the tree: one block of one prefix.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -79,10 +80,12 @@ pub enum Insertion {
 /// The tree of one replica. Blocks are `page_size` tokens.
 pub struct PrefixTree {
     page_size: usize,
-    nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
     /// `page_size` tokens a node, under the node's index.
     tokens: Vec<Token>,
     free: Vec<NodeId>,
+    /// Nodes with a page.
+    pub(crate) resident: usize,
     table: NodeTable,
     pub(crate) extras: ExtraKeyStore,
     pub(crate) namespaces: Namespaces,
@@ -96,6 +99,7 @@ impl PrefixTree {
             nodes: Vec::new(),
             tokens: Vec::new(),
             free: Vec::new(),
+            resident: 0,
             table: NodeTable::with_capacity(capacity),
             extras: ExtraKeyStore::default(),
             namespaces: Namespaces::default(),
@@ -111,6 +115,11 @@ impl PrefixTree {
     /// Nodes in the tree.
     pub fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// Blocks on the device: nodes that have a page.
+    pub fn resident(&self) -> usize {
+        self.resident
     }
 
     /// Whether the tree has no node.
@@ -214,12 +223,15 @@ impl PrefixTree {
     pub fn set_page(&mut self, node: NodeId, page: PageId) {
         debug_assert!(self.page(node).is_none(), "the node has a page already");
         self.nodes[node.0 as usize].page = page;
+        self.resident += 1;
     }
 
     /// The node's block is no longer on the device. Its descendants stay; nodes that hold nothing and
     /// lead nowhere go.
     pub fn clear_page(&mut self, node: NodeId) {
+        debug_assert!(self.page(node).is_some(), "the node has no page");
         self.nodes[node.0 as usize].page = PageId::NULL;
+        self.resident -= 1;
         self.prune(node);
     }
 
@@ -250,6 +262,15 @@ impl PrefixTree {
     pub fn iter(&self) -> impl Iterator<Item = NodeId> + '_ {
         let live = self.nodes.iter().enumerate().filter(|(_, node)| !node.is_free());
         live.map(|(index, _)| NodeId(index as u32))
+    }
+
+    /// Feeds every node and the order in which free numbers are used again to `hasher`.
+    pub fn fingerprint(&self, hasher: &mut impl Hasher) {
+        for node in self.iter() {
+            (node, self.parent(node), self.page(node), self.node(node).children, self.tokens(node))
+                .hash(hasher);
+        }
+        self.free.hash(hasher);
     }
 
     pub(crate) fn node(&self, node: NodeId) -> &Node {

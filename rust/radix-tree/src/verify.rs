@@ -1,8 +1,12 @@
 //! The tree's books, checked.
 
+use crate::namespaces::NamespaceId;
 use crate::tree::{NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
 use thiserror::Error;
+
+#[cfg(test)]
+mod tests;
 
 /// The first node that breaks the tree's books.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -16,11 +20,16 @@ pub struct TreeFault {
 
 impl PrefixTree {
     /// Checks that parents, child counts, the table and the interned keys agree. `anchors` gives the
-    /// number of anchors that sequences hold on a node.
+    /// number of anchors that sequences hold on a node, `holders` the number of sequences that hold a
+    /// namespace.
     ///
     /// # Errors
     /// The first node that breaks the books.
-    pub fn verify(&self, anchors: &HashMap<NodeId, u32>) -> Result<(), TreeFault> {
+    pub fn verify(
+        &self,
+        anchors: &HashMap<NodeId, u32>,
+        holders: &HashMap<NamespaceId, u32>,
+    ) -> Result<(), TreeFault> {
         let fault = |node, what: String| Err(TreeFault { node, what });
         let mut children: HashMap<ParentId, u32> = HashMap::new();
         let mut extra_uses = HashMap::new();
@@ -53,13 +62,27 @@ impl PrefixTree {
             }
         }
         let root = NodeId(u32::MAX);
-        for (namespace, holders, counted) in self.namespaces.live() {
+        let mut namespaces = 0;
+        for (namespace, counted_holders, counted) in self.namespaces.live() {
             let below = children.get(&ParentId::Root(namespace)).copied().unwrap_or(0);
-            if counted != below || (holders == 0 && below == 0) {
-                let what =
-                    format!("{namespace:?} counts {counted} first blocks, has {below}, {holders} holders");
+            if counted != below {
+                return fault(root, format!("{namespace:?} counts {counted} first blocks, has {below}"));
+            }
+            let held = holders.get(&namespace).copied().unwrap_or(0);
+            if counted_holders != held {
+                let what = format!("{namespace:?} counts {counted_holders} holders, {held} hold it");
                 return fault(root, what);
             }
+            if held == 0 && below == 0 {
+                return fault(root, format!("{namespace:?} is kept for nobody"));
+            }
+            namespaces += usize::from(held > 0);
+        }
+        if namespaces != holders.len() {
+            return fault(
+                root,
+                format!("{} namespaces are held, the tree knows {namespaces}", holders.len()),
+            );
         }
         for extra in self.extras.live() {
             let uses = extra_uses.get(&extra).copied().unwrap_or(0);
@@ -69,6 +92,10 @@ impl PrefixTree {
                     format!("{extra:?} is used by {uses} nodes, not {}", self.extras.uses(extra)),
                 );
             }
+        }
+        let resident = self.iter().filter(|&node| self.page(node).is_some()).count();
+        if self.resident() != resident {
+            return fault(root, format!("{resident} nodes have a page, {} are counted", self.resident()));
         }
         if self.len() != count {
             return fault(root, format!("the table holds {} nodes, the tree {count}", self.len()));

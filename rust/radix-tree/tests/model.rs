@@ -171,7 +171,7 @@ impl Model {
     fn compare(&self, tree: &PrefixTree) {
         let anchors: HashMap<NodeId, u32> =
             self.paths.values().map(|stored| (stored.node, stored.anchors)).collect();
-        tree.verify(&anchors).unwrap();
+        tree.verify(&anchors, &HashMap::new()).unwrap();
         assert_eq!(tree.len(), self.paths.len());
         for salt in SALTS {
             let used = self.paths.keys().any(|path| path.0 == salt);

@@ -1,6 +1,6 @@
 //! Bad calls: each is an error of its kind, and leaves the ledger as it was.
 
-use crate::common::{PAGE, claim, computed, config, prompt};
+use crate::common::{claim, computed, config, prompt};
 use block_hash::{ContentSpan, ExtraInputs, ExtraKeys};
 use cache_manager::{FlashInferTables, Ledger, LedgerConfig, LedgerError, RowMemory, SlotId, VarlenTables};
 
@@ -73,7 +73,9 @@ refuses! {
         |s| s.ledger.alloc(&[s.waiting, s.planned], &[]) => LedgerError::AlreadyPlanned { step: 4, .. },
     alloc_of_a_third_step: |s| s.ledger.alloc(&[s.waiting, s.busy], &[]) => LedgerError::TwoStepsOut { .. },
     alloc_of_a_padding_request_planned_before:
-        |s| s.ledger.alloc_dummy(s.planned) => LedgerError::Mismatch(_),
+        |s| s.ledger.alloc_dummy(s.planned) => LedgerError::PlannedBefore(_),
+    alloc_of_a_padding_request_longer_than_a_page:
+        |s| s.ledger.alloc_dummy(s.waiting) => LedgerError::TooLong { tokens: 9, limit: 4, .. },
     alloc_of_an_unknown_padding_request: |s| s.ledger.alloc_dummy(s.gone) => LedgerError::UnknownSlot(_),
 
     step_of_a_slot_never_given: |s| s.ledger.step(&[s.busy, SlotId(77)], &[], None) => LedgerError::UnknownSlot(_),
@@ -108,8 +110,11 @@ refuses! {
         |s| s.ledger.start_copy(s.idle, 1, usize::MAX) => LedgerError::OutOfRange { .. },
     end_of_a_copy_that_never_began: |s| s.ledger.finish_copies(&[s.copy, 99]) => LedgerError::UnknownCopy(99),
     end_of_one_copy_twice: |s| s.ledger.finish_copies(&[s.copy, s.copy]) => LedgerError::UnknownCopy(0),
-    time_that_goes_back: |s| s.ledger.begin_step(Some(9.5), &[s.copy]) => LedgerError::Mismatch(_),
-    time_that_is_no_number: |s| s.ledger.begin_step(Some(f64::NAN), &[s.copy]) => LedgerError::Mismatch(_),
+    time_that_goes_back: |s| s.ledger.begin_step(Some(9.5), &[s.copy]) => LedgerError::TimeGoesBack { .. },
+    time_that_is_no_number:
+        |s| s.ledger.begin_step(Some(f64::NAN), &[s.copy]) => LedgerError::TimeGoesBack { .. },
+    time_without_end:
+        |s| s.ledger.begin_step(Some(f64::INFINITY), &[s.copy]) => LedgerError::TimeGoesBack { .. },
     a_step_with_the_end_of_an_unknown_copy:
         |s| s.ledger.begin_step(Some(11.0), &[s.copy, 99]) => LedgerError::UnknownCopy(99),
 
@@ -152,22 +157,14 @@ fn page_list(scene: &mut Scene) -> Result<(), LedgerError> {
 
 #[test]
 fn the_first_request_that_did_not_fit_is_named_with_the_room_it_found() {
-    let error = refused(|scene| {
-        let large = claim(&mut scene.ledger, prompt(&[41; 17]));
-        let before = scene.ledger.fingerprint();
-        let refused = scene.ledger.alloc(&[scene.waiting, large], &[]);
-        assert_eq!(scene.ledger.fingerprint(), before);
-        scene.ledger.release(&[large]).unwrap();
-        refused.map_err(|error| match error {
-            LedgerError::InsufficientBlocks { slot, room } => {
-                assert_eq!(slot, large);
-                LedgerError::InsufficientBlocks { slot, room }
-            }
-            error => error,
-        })
-    });
+    let mut scene = scene();
+    let large = claim(&mut scene.ledger, prompt(&[41; 17]));
+    let before = scene.ledger.fingerprint();
+    let error = scene.ledger.alloc(&[scene.waiting, large], &[]).unwrap_err();
+    assert_eq!(scene.ledger.fingerprint(), before);
     // 8 pages, 5 held, 3 for the request before: none is left for the 5 of the large one.
-    let LedgerError::InsufficientBlocks { room, .. } = error else { panic!("{error:?}") };
+    let LedgerError::InsufficientBlocks { slot, room } = error else { panic!("{error:?}") };
+    assert_eq!(slot, large);
     assert_eq!((room.needed, room.free, room.evictable, room.pinned, room.total), (5, 0, 0, 5, 8));
 }
 
@@ -250,8 +247,29 @@ fn a_slot_that_is_used_again_is_not_the_old_one() {
     let mut ledger = Ledger::new(config(8));
     let old = claim(&mut ledger, prompt(&[1]));
     ledger.release(&[old]).unwrap();
-    let new = claim(&mut ledger, prompt(&[1]));
-    assert_eq!((old.index(), new.index()), (0, 0));
-    assert!(!ledger.contains(old) && ledger.contains(new));
-    assert_eq!(ledger.config().page_size, PAGE);
+    // An index rests until 1,024 others were freed after it.
+    let mut again = None;
+    for later in 0..=1024 {
+        let slot = claim(&mut ledger, prompt(&[1]));
+        assert!(!ledger.contains(old));
+        if slot.index() == old.index() {
+            again = Some((later, slot));
+        }
+        ledger.release(&[slot]).unwrap();
+    }
+    let (later, slot) = again.expect("the index is used again");
+    assert_eq!(later, 1024);
+    assert_ne!(slot, old);
+}
+
+#[test]
+fn a_stale_slot_is_refused_through_many_claims() {
+    let mut ledger = Ledger::new(config(8));
+    let old = claim(&mut ledger, prompt(&[1]));
+    ledger.release(&[old]).unwrap();
+    for _ in 0..20_000 {
+        let slot = claim(&mut ledger, prompt(&[1]));
+        assert!(!ledger.contains(old));
+        ledger.release(&[slot]).unwrap();
+    }
 }

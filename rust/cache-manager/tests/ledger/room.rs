@@ -4,7 +4,7 @@ use crate::common::{claim, computed, config, prompt, row};
 use crate::driver::Random;
 use block_hash::Token;
 use block_pool::{PageId, PageState};
-use cache_manager::{Ledger, LedgerConfig, LedgerError, Reserve, SlotId};
+use cache_manager::{Ledger, LedgerConfig, LedgerError, Reserve, RowMemory, SlotId};
 use std::collections::HashSet;
 
 const PLENTY: u32 = 200;
@@ -108,9 +108,13 @@ fn an_allocation_never_evicts_a_block_that_the_same_batch_hits() {
 #[test]
 fn a_padding_request_takes_no_page_and_stores_nothing() {
     let mut ledger = Ledger::new(config(1));
-    let padding = claim(&mut ledger, prompt(&[0; 9]));
+    let padding = claim(&mut ledger, prompt(&[0; 4]));
     ledger.alloc_dummy(padding).unwrap();
-    assert_eq!(row(&ledger, padding), [0, 0, 0]);
+    assert!(matches!(ledger.pages(padding), Err(LedgerError::Padding(_))));
+    assert!(matches!(ledger.commit(padding), Err(LedgerError::Padding(_))));
+    let mut table = [7; 3];
+    ledger.write_rows(&[padding], &mut RowMemory::default(), &mut table, 3).unwrap();
+    assert_eq!(table, [7; 3]); // a fresh buffer is zeros, the null page: nothing is written
     ledger.close_step();
     ledger.step(&[padding], &[0], None).unwrap();
     assert_eq!((ledger.slab().available(), ledger.cached_blocks()), (1, 0));

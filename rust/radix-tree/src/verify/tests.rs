@@ -1,0 +1,136 @@
+//! Each test damages one field and asks which node is named.
+
+use crate::namespaces::{NamespaceId, NamespaceKey};
+use crate::tree::{Insertion, NodeId, ParentId, PrefixTree};
+use crate::verify::TreeFault;
+use block_pool::PageId;
+use std::collections::HashMap;
+
+const FIRST: NodeId = NodeId(0);
+const SECOND: NodeId = NodeId(1);
+/// Named by faults of the whole tree.
+const NO_NODE: NodeId = NodeId(u32::MAX);
+
+/// Two blocks, one below the other, the second with an extra key; the namespace is held once.
+struct Scene {
+    tree: PrefixTree,
+    namespace: NamespaceId,
+    anchors: HashMap<NodeId, u32>,
+    holders: HashMap<NamespaceId, u32>,
+}
+
+fn sound() -> Scene {
+    let mut tree = PrefixTree::new(1, 0);
+    let namespace = tree.acquire_namespace(&NamespaceKey::default());
+    assert_eq!(tree.insert(ParentId::Root(namespace), 1, &[5], &[]), Insertion::New(FIRST));
+    tree.set_page(FIRST, PageId(1));
+    assert_eq!(tree.insert(ParentId::Node(FIRST), 2, &[6], b"image"), Insertion::New(SECOND));
+    tree.set_page(SECOND, PageId(2));
+    let scene = Scene { tree, namespace, anchors: HashMap::new(), holders: HashMap::from([(namespace, 1)]) };
+    scene.tree.verify(&scene.anchors, &scene.holders).unwrap();
+    scene
+}
+
+fn after(damage: impl FnOnce(&mut Scene)) -> TreeFault {
+    let mut scene = sound();
+    damage(&mut scene);
+    scene.tree.verify(&scene.anchors, &scene.holders).unwrap_err()
+}
+
+fn fault(node: NodeId, what: &str) -> TreeFault {
+    TreeFault { node, what: what.into() }
+}
+
+#[test]
+fn a_child_that_is_not_there_is_found() {
+    let found = after(|scene| scene.tree.nodes[1].children += 1);
+    assert_eq!(found, fault(SECOND, "counts 1 children, has 0 and 0 anchors"));
+}
+
+#[test]
+fn a_child_that_is_not_counted_is_found() {
+    let found = after(|scene| scene.tree.nodes[0].children = 0);
+    assert_eq!(found, fault(FIRST, "counts 0 children, has 1 and 0 anchors"));
+}
+
+#[test]
+fn an_anchor_that_nobody_claims_is_found() {
+    let found = after(|scene| scene.tree.anchor(FIRST));
+    assert_eq!(found, fault(FIRST, "counts 2 children, has 1 and 0 anchors"));
+}
+
+#[test]
+fn an_anchor_that_the_tree_does_not_count_is_found() {
+    let found = after(|scene| assert_eq!(scene.anchors.insert(SECOND, 1), None));
+    assert_eq!(found, fault(SECOND, "counts 0 children, has 0 and 1 anchors"));
+}
+
+#[test]
+fn a_block_with_neither_page_nor_children_is_found() {
+    let found = after(|scene| {
+        scene.tree.insert(ParentId::Node(SECOND), 3, &[7], &[]);
+    });
+    assert_eq!(found, fault(NodeId(2), "has neither a page nor children"));
+}
+
+#[test]
+fn a_node_under_another_hash_than_the_table_has_is_found() {
+    let found = after(|scene| scene.tree.nodes[1].key = 9);
+    assert_eq!(found, fault(SECOND, "the table does not lead to it"));
+}
+
+#[test]
+fn a_node_that_is_free_and_in_the_table_is_found() {
+    let found = after(|scene| {
+        scene.tree.nodes[1].children = u32::MAX;
+        scene.tree.nodes[0].children = 0;
+        scene.tree.resident -= 1;
+        scene.tree.extras = Default::default();
+    });
+    assert_eq!(found, fault(NO_NODE, "the table holds 2 nodes, the tree 1"));
+}
+
+#[test]
+fn a_first_block_that_its_namespace_does_not_count_is_found() {
+    let found = after(|scene| scene.tree.namespaces.add_child(scene.namespace));
+    assert_eq!(found, fault(NO_NODE, "NamespaceId(0) counts 2 first blocks, has 1"));
+}
+
+#[test]
+fn a_hold_on_a_namespace_that_no_sequence_has_is_found() {
+    let found = after(|scene| {
+        scene.tree.acquire_namespace(&NamespaceKey::default());
+    });
+    assert_eq!(found, fault(NO_NODE, "NamespaceId(0) counts 2 holders, 1 hold it"));
+}
+
+#[test]
+fn a_sequence_whose_hold_is_not_counted_is_found() {
+    let found = after(|scene| scene.tree.release_namespace(scene.namespace));
+    assert_eq!(found, fault(NO_NODE, "NamespaceId(0) counts 0 holders, 1 hold it"));
+}
+
+#[test]
+fn a_sequence_in_a_namespace_that_has_gone_is_found() {
+    let found = after(|scene| {
+        let salt = "gone".to_owned();
+        let gone = scene.tree.acquire_namespace(&NamespaceKey { salt, ..NamespaceKey::default() });
+        scene.tree.release_namespace(gone);
+        scene.holders.insert(gone, 1);
+    });
+    assert_eq!(found, fault(NO_NODE, "2 namespaces are held, the tree knows 1"));
+}
+
+#[test]
+fn an_extra_key_that_is_used_more_often_than_nodes_have_it_is_found() {
+    let found = after(|scene| {
+        scene.tree.extras.acquire(b"image");
+    });
+    assert_eq!(found, fault(NO_NODE, "ExtraId(1) is used by 1 nodes, not 2"));
+}
+
+#[test]
+fn a_wrong_number_of_blocks_on_the_device_is_found() {
+    let found = after(|scene| scene.tree.resident += 1);
+    assert_eq!(found, fault(NO_NODE, "2 nodes have a page, 3 are counted"));
+}
