@@ -1,28 +1,38 @@
-"""What all tests share: the hypothesis profiles and the project's shared material."""
+"""What all tests share: which random examples are drawn, and the project's shared material."""
 
+import secrets
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# "default" draws the same few examples on every run, so that a red build is about the change under test;
-# `--hypothesis-profile long` (make test-long) draws many fresh ones and prints how to repeat a failing one.
-settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
-settings.register_profile(
-    "long",
-    max_examples=2_000,
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("default")
+FIRST_SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="draw many more random examples, and fresh ones")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Normal runs draw the same examples every time, so that a red build is about the change under test.
+    config.stash[FIRST_SEED] = secrets.randbits(32) if config.getoption("--long") else 0
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if not config.getoption("--long"):
+        return None
+    return f"random examples: seeds from {config.stash[FIRST_SEED]}; a failure names its own"
 
 
 @pytest.fixture(scope="session")
 def long_run(pytestconfig: pytest.Config) -> bool:
     """Whether the run was asked for many more random examples."""
-    return bool(pytestconfig.getoption("--hypothesis-profile") == "long")
+    return bool(pytestconfig.getoption("--long"))
+
+
+@pytest.fixture(scope="session")
+def first_seed(pytestconfig: pytest.Config) -> int:
+    """The seed of the run's first random example; the next ones follow it."""
+    return pytestconfig.stash[FIRST_SEED]
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pagekeeper.dtypes import DType
 from pagekeeper.params import KVCacheParams, MHAKVCacheParams
 
 SEED = "0123456789abcdef" * 4
+WHOLE = r"a whole number from 1 to 2\*\*31 - 1"
 
 
 def make(**changes: Any) -> MHAKVCacheParams:
@@ -91,6 +92,10 @@ def test_a_retention_priority_is_kept_as_a_number(name: str | int, priority: int
     assert make(default_retention_priority=name).default_retention_priority == priority
 
 
+def test_the_greatest_size_is_accepted() -> None:
+    assert make(page_size=2**31 - 1).page_size == 2_147_483_647
+
+
 def test_numpy_integers_are_kept_as_plain_ones() -> None:
     assert type(make(page_size=np.uint16(16)).page_size) is int
 
@@ -100,17 +105,19 @@ def test_numpy_integers_are_kept_as_plain_ones() -> None:
     [
         ("dtype", "float33", "is not one of float64, "),
         ("dtype", None, "a dtype is a DType, its name"),
-        ("n_kv_heads", 0, "a whole number of at least 1"),
-        ("head_dim", -128, "a whole number of at least 1"),
-        ("num_layers", 2.0, "a whole number of at least 1"),
-        ("num_layers", True, "a whole number of at least 1"),
-        ("page_size", 0, "a whole number of at least 1"),
-        ("page_size", "16", "a whole number of at least 1"),
+        ("n_kv_heads", 0, WHOLE),
+        ("head_dim", -128, WHOLE),
+        ("num_layers", 2.0, WHOLE),
+        ("num_layers", True, WHOLE),
+        ("page_size", 0, WHOLE),
+        ("page_size", "16", WHOLE),
+        ("page_size", 2**31, WHOLE),
+        ("n_kv_heads", 2**33, WHOLE),
         ("devices", "tpu", "is not 'cpu', 'cuda' or 'cuda:<index>'"),
         ("devices", [None], "a device is a name, a torch.device or a DeviceRef"),
         ("devices", [], "must name one device"),
         ("devices", ["cuda:0", "cuda:1"], "one device is supported for now"),
-        ("data_parallel_degree", 0, "a whole number of at least 1"),
+        ("data_parallel_degree", 0, WHOLE),
         ("data_parallel_degree", 2, "one replica is supported for now"),
         ("enable_prefix_caching", 1, "True or False"),
         ("kv_hash_algo", "md5", "one of 'ahash64', 'sha256', 'sha256_64'"),

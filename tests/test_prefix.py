@@ -1,7 +1,6 @@
-"""What a later request may reuse: limits, identity, twins, edits, eviction, reset, and mere looking."""
+"""What a later request may reuse: limits, identity, twins, edits, and mere looking."""
 
 import threading
-import time
 from typing import Any
 
 import numpy as np

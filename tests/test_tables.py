@@ -212,56 +212,66 @@ def test_a_position_without_a_page_has_no_slot(kv: Any, batch: Any, position: in
         kv.slot_mapping(batch[0], np.array([position]))
 
 
-# Pools (TAB-5, PAGE-8, API-2)
-
-torch = pytest.importorskip("torch")
-
-
-def test_a_layer_is_a_view_of_the_pages() -> None:
-    kv = manager(pages=8, allocate_pools=True)
-    view = kv.get_buffers(1)
-    assert tuple(view.shape) == (9, 2, 4, 2, 4)  # null page and 8; key and value; 4 tokens; 2 heads; 4 values
-    assert view.dtype == torch.float32
-    assert view.stride(0) * 4 == kv.pages_view().shape[1]
+def test_a_position_that_is_no_whole_number_is_refused(kv: Any, batch: Any) -> None:
+    with pytest.raises(ValueError, match="positions"):
+        kv.slot_mapping(batch[0], [0.5])
 
 
-def test_a_page_is_one_run_of_bytes() -> None:
-    kv = manager(pages=8, allocate_pools=True)
-    pages = kv.pages_view()
-    assert tuple(pages.shape) == (9, 3 * 2 * 4 * 2 * 4 * 4)  # layers, kv, tokens, heads, values, bytes
-    assert pages.dtype == torch.uint8
-    assert pages.is_contiguous()
+# TensorRT-LLM (TAB-4, TAB-6)
 
 
-def test_layers_and_pages_are_the_same_memory() -> None:
-    kv = manager(pages=8, allocate_pools=True)
-    kv.get_buffers(2)[5, 1, 3, 0, 2] = 1.5
-    values = kv.pages_view()[5].view(torch.float32).reshape(3, 2, 4, 2, 4)
-    assert values[2, 1, 3, 0, 2] == 1.5
-    assert int(values.count_nonzero()) == 1
+def test_a_block_offset_is_page_times_layers_times_two_plus_the_field(kv: Any, batch: Any) -> None:
+    out = np.full((1, 3, 2, 4), 77, np.int32)
+    assert kv.copy_block_offsets(out, 1, batch[1]) == 2
+    # pages 3 and 4 of 3 layers: 3 * 3 * 2 = 18 and 24; a cell without a page is all ones
+    assert out[0, 1].tolist() == [[18, 24, -1, -1], [19, 25, -1, -1]]
+    assert (out[0, [0, 2]] == 77).all()
 
 
-def test_heads_may_come_before_tokens_without_a_copy() -> None:
-    kv = manager(pages=8, allocate_pools=True)
-    kv.get_buffers(0)[5, 1, 3, 0, 2] = 1.5
-    heads_first = kv.get_buffers(0, layout="HND")
-    assert tuple(heads_first.shape) == (9, 2, 2, 4, 4)
-    assert heads_first[5, 1, 0, 3, 2] == 1.5
+def test_block_offsets_may_be_asked_for_by_slot(kv: Any, batch: Any) -> None:
+    out = np.zeros((1, 1, 2, 2), np.int32)
+    kv.copy_block_offsets(out, 0, batch[0].slot)
+    assert out[0, 0].tolist() == [[6, 12], [7, 13]]
 
 
-def test_fresh_pools_hold_no_nan() -> None:
-    kv = manager(pages=8, allocate_pools=True)
-    assert all(bool(kv.get_buffers(layer).isfinite().all()) for layer in range(3))
+@pytest.mark.parametrize(
+    ("out", "row"),
+    [
+        (np.zeros((1, 1, 2, 2), np.int64), 0),
+        (np.zeros((2, 1, 2, 2), np.int32), 0),
+        (np.zeros((1, 1, 1, 2), np.int32), 0),
+        (np.zeros((1, 2, 2), np.int32), 0),
+        (np.zeros((1, 1, 2, 2), np.int32), 1),
+        (np.zeros((1, 1, 2, 2), np.int32), -1),
+        (np.zeros((1, 1, 2, 1), np.int32), 0),
+    ],
+    ids=["int64", "two pools", "one field", "three axes", "no such row", "negative row", "too few blocks"],
+)
+def test_a_block_offset_table_that_does_not_fit_is_refused_and_left_alone(
+    kv: Any, batch: Any, out: Any, row: int
+) -> None:
+    with pytest.raises(ValueError, match="out: "):
+        kv.copy_block_offsets(out, row, batch[0])
+    assert not out.any()
 
 
-@pytest.mark.parametrize("layer", [-1, 3])
-def test_a_layer_that_is_not_there_is_an_error(layer: int) -> None:
-    kv = manager(pages=8, allocate_pools=True)
-    with pytest.raises(ValueError, match=f"layer={layer}"):
-        kv.get_buffers(layer)
+@pytest.mark.parametrize("page_size", [1, 6])
+def test_block_offsets_need_a_page_size_that_is_a_power_of_two_above_one(page_size: int) -> None:
+    kv = manager(page_size=page_size)
+    ctx = prefilled(kv, PROMPT[:3])
+    with pytest.raises(ValueError, match=f"page_size={page_size}"):
+        kv.copy_block_offsets(np.zeros((1, 1, 2, 8), np.int32), 0, ctx)
 
 
-def test_without_pools_there_are_tables_and_no_buffers() -> None:
-    kv = manager(pages=8, allocate_pools=False)
-    with pytest.raises(ValueError, match="allocate_pools"):
-        kv.get_buffers(0)
+@pytest.mark.parametrize(("layers", "fits"), [(2**29 - 1, True), (2**29, False)])
+def test_a_block_offset_never_reaches_the_bit_that_marks_host_memory(layers: int, fits: bool) -> None:
+    kv = manager(pages=2, num_layers=layers, n_kv_heads=1, head_dim=1)
+    ctx = prefilled(kv, PROMPT[:8])  # pages 1 and 2: the values of page 2 are entry 4 * layers + 1
+    out = np.zeros((1, 1, 2, 2), np.int32)
+    if fits:
+        kv.copy_block_offsets(out, 0, ctx)
+        assert out[0, 0, :, 1].tolist() == [2**31 - 4, 2**31 - 3]
+    else:
+        with pytest.raises(ValueError, match=f"page 2 of {layers} layers"):
+            kv.copy_block_offsets(out, 0, ctx)
+        assert not out.any()

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagekeeper.context import EngineRequest
 from pagekeeper.counts import BlockCount, PrefixReuseSummary
 from pagekeeper.manager import Batch, PagedKVCacheManager, Request, is_one
-from pagekeeper.params import KVCacheParams, MHAKVCacheParams
+from pagekeeper.params import MHAKVCacheParams
 from pagekeeper.tables import (
     FlashInferTables,
     Form,
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
+    from pagekeeper._native import TextContext
+    from pagekeeper.context import EngineRequest
+    from pagekeeper.params import KVCacheParams
     from pagekeeper.pools import Layout
-    from pagekeeper.context import TextContext
 
 __all__ = ["DummyKVCache"]
 

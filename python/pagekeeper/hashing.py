@@ -24,7 +24,8 @@ _process_seed: str | None = None
 def resolve_seed(params: KVCacheParams) -> str | None:
     """The seed that a cache hashes with, as 64 hexadecimal characters; None is no seed.
 
-    It is the cache's own, or for the SHA family one that this process draws once. The log shows a fingerprint.
+    It is the cache's own, or for the SHA family one that this process draws once. The log shows its
+    fingerprint: the first 8 hexadecimal digits of the seed's SHA-256.
     """
     seed = params.kv_hash_seed
     if not params.enable_prefix_caching or (seed is None and params.kv_hash_algo == "ahash64"):

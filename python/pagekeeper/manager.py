@@ -170,7 +170,9 @@ class PagedKVCacheManager:
     def alloc(self, batch: Request, num_tokens: int | None = None) -> CompletedTransfer: ...
 
     @overload
-    def alloc(self, batch: Requests, num_tokens: int | ArrayLike | None = None) -> list[CompletedTransfer]: ...
+    def alloc(
+        self, batch: Requests, num_tokens: int | ArrayLike | None = None
+    ) -> list[CompletedTransfer]: ...
 
     def alloc(
         self, batch: Batch, num_tokens: int | ArrayLike | None = None
@@ -244,10 +246,10 @@ class PagedKVCacheManager:
             form: "max", "vllm" (also FlashAttention) or "flashinfer".
 
         Returns:
-            One entry a replica, rows in the order of its batch; see `MaxTables`, `VllmTables` and
-            `FlashInferTables` of `pagekeeper.tables` for shapes and dtypes. Arrays are numpy's for a cache on the CPU,
-            otherwise tensors on its device, whose copies are queued on the current stream. They are views of
-            memory that is used again, valid until the second next call in the same form.
+            One entry a replica, rows in the order of its batch: `MaxTables`, `VllmTables` or
+            `FlashInferTables` of `pagekeeper.tables`, which say shapes and dtypes. Arrays are numpy's for a
+            cache on the CPU, otherwise tensors on its device, whose copies are queued on the current stream.
+            They are views of memory that is used again, valid until the second next call in the same form.
 
         Raises:
             ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned.
@@ -604,7 +606,7 @@ class PagedKVCacheManager:
 
 def is_one(batch: Batch) -> bool:
     """Whether `batch` is one request, which is answered by one value instead of a list."""
-    return isinstance(batch, TextContext) or hasattr(batch, "__index__") and not hasattr(batch, "__len__")
+    return isinstance(batch, TextContext) or (hasattr(batch, "__index__") and not hasattr(batch, "__len__"))
 
 
 def _limit(given: int | None, name: str) -> int | None:

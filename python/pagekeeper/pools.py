@@ -107,7 +107,7 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
     pages = int(available_bytes) // params.bytes_per_page - 1
     if not 1 <= pages < 2**31:
         raise ValueError(
-            f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} bytes "
-            "beside the null page, must make 1 to 2**31 - 1"
+            f"available_bytes={available_bytes}: {max(pages, 0)} pages of {params.bytes_per_page} bytes beside "
+            "the null page, must be 1 to 2**31 - 1 of them"
         )
     return pages

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -226,9 +226,7 @@ class _VllmBuffer(_Buffer):
         self._starts = staging.array(size.rows + 1, np.int32)
 
     def write(self, ledger: Ledger, batch: Batch) -> VllmTables:
-        shape = ledger.write_vllm(
-            batch, self._memory, self._cells, self._lengths, self._slots, self._starts
-        )
+        shape = ledger.write_vllm(batch, self._memory, self._cells, self._lengths, self._slots, self._starts)
         n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
         slots, starts = publish(self._slots, shape.active), publish(self._starts, n + 1)
@@ -280,8 +278,8 @@ def write_block_offsets(
     keys = pages.astype(np.int64) * (params.num_layers * 2)
     if len(keys) and keys.max() + 1 >= 2**31:
         raise ValueError(
-            f"page {pages.max()} of {params.num_layers} layers: its entry {keys.max() + 1} is over 2**31 - 1, "
-            "the most that a TensorRT-LLM table can hold"
+            f"page {pages.max()} of {params.num_layers} layers: its entry {keys.max() + 1} is over "
+            "2**31 - 1, the most that a TensorRT-LLM table can hold"
         )
     out[0, row] = -1
     out[0, row, 0, : len(pages)] = np.where(pages > 0, keys, -1)

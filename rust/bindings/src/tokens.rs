@@ -1,6 +1,6 @@
 //! Tokens and counts from Python: arrays and lists in, checked numbers out.
 
-use block_hash::Token;
+use block_hash::{Token, narrow};
 use cache_manager::SlotId;
 use numpy::{
     PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
@@ -51,15 +51,6 @@ pub(crate) fn tokens_with_room(tokens: &Bound<'_, PyAny>, name: &str, room: usiz
 fn narrowed(values: &[i64], room: usize) -> Option<Vec<Token>> {
     let mut out = Vec::with_capacity(values.len() + room);
     values.chunks(1024).all(|chunk| narrow(chunk, &mut out)).then_some(out)
-}
-
-/// Appends `values` to `out`; false if one is no token. Two simple loops: both become vector code, and
-/// a short `values` is in the first-level cache for the second.
-fn narrow(values: &[i64], out: &mut Vec<Token>) -> bool {
-    let lost =
-        values.iter().fold(0, |lost, &value| lost | (value.wrapping_add(1 << 31).cast_unsigned() >> 32));
-    out.extend(values.iter().map(|&value| value as Token));
-    lost == 0
 }
 
 /// Token ids that are read where they lie if they are int32 or int64 arrays. What is borrowed is

@@ -7,7 +7,7 @@ mod guard;
 use guard::{Fault, Guarded};
 
 /// Books of two columns: they are in order when the columns are equal.
-type Books = (u32, u32);
+type Books = (u64, u64);
 
 fn is_sound(books: &Books) -> bool {
     books.0 == books.1

@@ -37,7 +37,7 @@ mod root;
 mod sha256;
 
 pub use algo::{Algo, Identity};
-pub use arch::CpuPath;
+pub use arch::{CpuPath, narrow};
 pub use chain::Chain;
 pub use error::HashError;
 pub use extra::{ContentSpan, ExtraInputs, ExtraKeys};

@@ -1,7 +1,7 @@
 //! How a chain grows: whatever the order of calls and the instructions, the hashes are the same.
 
 use block_hash::{
-    Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, HashError, Root, Token,
+    Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, HashError, Root, Token, narrow,
 };
 use proptest::prelude::*;
 
@@ -44,8 +44,6 @@ fn all_identities(chain: &Chain) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn chunked_and_truncated_growth_gives_what_one_call_gives(
         algo in any_algo(),
@@ -236,4 +234,23 @@ fn an_empty_salt_is_no_salt() {
 #[test]
 fn the_root_alone_is_the_seed() {
     assert_eq!(Root::new(Some(&[8; 32]), None, None, 0), Root([8; 32]));
+}
+
+#[test]
+fn numbers_of_64_bits_are_narrowed_when_all_of_them_are_tokens() {
+    let edges = [i64::from(i32::MIN), -1, 0, 1, i64::from(i32::MAX)];
+    for len in [0, 1, 3, 4, 7, 8, 9, 100] {
+        let values: Vec<i64> = edges.into_iter().cycle().take(len).collect();
+        let mut tokens = vec![5];
+        assert!(narrow(&values, &mut tokens));
+        assert_eq!(tokens[0], 5);
+        assert!(tokens[1..].iter().map(|&token| i64::from(token)).eq(values.iter().copied()));
+        for wrong in [i64::from(i32::MAX) + 1, i64::from(i32::MIN) - 1, 1 << 32, i64::MAX, i64::MIN] {
+            for place in 0..len {
+                let mut values = values.clone();
+                values[place] = wrong;
+                assert!(!narrow(&values, &mut Vec::new()), "{wrong} at {place} of {len}");
+            }
+        }
+    }
 }

@@ -147,8 +147,6 @@ fn a_span_beyond_every_position_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn exactly_the_touched_blocks_are_encoded(
         spans in prop::collection::vec((0..100_u64, 1..40_u64), 0..6),

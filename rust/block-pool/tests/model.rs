@@ -207,8 +207,6 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     #[test]
     fn any_order_of_calls_leaves_what_plain_lists_say(calls in prop::collection::vec(any_call(), 1..120)) {
         let (mut slab, mut model) = (Slab::new(PAGES), Model::new());

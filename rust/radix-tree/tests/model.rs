@@ -185,8 +185,6 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(250))]
-
     #[test]
     fn any_order_of_calls_leaves_what_a_map_of_paths_says(calls in prop::collection::vec(any_call(), 1..120)) {
         let (mut tree, mut model) = (PrefixTree::new(1, 0), Model::default());

@@ -68,6 +68,26 @@ impl CpuPath {
     }
 }
 
+/// Appends 64-bit `values` to `out` as tokens; false if one of them is no token, and then what was
+/// appended means nothing. A `values` that fits the first-level cache is read from memory once.
+pub fn narrow(values: &[i64], out: &mut Vec<Token>) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(all_tokens) = x86::narrow(values, out) {
+        return all_tokens;
+    }
+    narrow_anywhere(values, out)
+}
+
+/// Two simple loops, so that each becomes vector code of the width that its caller allows.
+#[expect(clippy::inline_always, reason = "the caller's CPU features decide what it becomes")]
+#[inline(always)]
+fn narrow_anywhere(values: &[i64], out: &mut Vec<Token>) -> bool {
+    let lost =
+        values.iter().fold(0, |lost, &value| lost | (value.wrapping_add(1 << 31).cast_unsigned() >> 32));
+    out.extend(values.iter().map(|&value| value as Token));
+    lost == 0
+}
+
 impl fmt::Display for CpuPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self.0 {

@@ -41,6 +41,20 @@ impl ShaNi {
     }
 }
 
+/// [`super::narrow`] with 256-bit vectors; `None` on a CPU without them.
+pub(super) fn narrow(values: &[i64], out: &mut Vec<Token>) -> Option<bool> {
+    if !is_x86_feature_detected!("avx2") {
+        return None;
+    }
+    // SAFETY: the feature was detected.
+    Some(unsafe { narrow_wide(values, out) })
+}
+
+#[target_feature(enable = "avx2")]
+fn narrow_wide(values: &[i64], out: &mut Vec<Token>) -> bool {
+    super::narrow_anywhere(values, out)
+}
+
 #[target_feature(enable = "sha,ssse3,sse4.1")]
 fn compress(state: &mut [u32; 8], chunk: &[u8; 64]) {
     let [next] = rounds([State::new(*state)], [message(chunk)]);
