@@ -45,6 +45,8 @@ def compare(model: Model, options: argparse.Namespace) -> Comparison:
     """Serves the workload without and with prefix reuse."""
     runs = []
     for reuse in (False, True):
+        turns = options.conversations * options.turns
+        print(f"serving {turns} turns {'with' if reuse else 'without'} prefix reuse ...", file=sys.stderr)
         chat = Chat(
             tokenizer_for(options.model, model.config.vocab_size),
             conversations=options.conversations,

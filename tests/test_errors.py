@@ -154,6 +154,53 @@ def test_a_context_refuses_numbers_out_of_range_by_name(argument: dict[str, Any]
         request([1], **argument)
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ({"cache_salt": 5}, "cache_salt: got int, must be a str"),
+        ({"token_overrides": [(0, 1), (0, 2)]}, "token_overrides: token index 0 is given twice"),
+        ({"token_overrides": [(0, 2**64)]}, r"token_overrides\[0\]: value 18446744073709551616"),
+        ({"token_overrides": [(0,)]}, r"token_overrides\[0\]: must be"),
+    ],
+)
+def test_a_context_names_its_own_arguments_in_errors(argument: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{said}"):
+        request([1], **argument)
+
+
+@pytest.mark.parametrize(
+    "size", ["total_num_pages", "max_batch_size", "max_seq_len", "max_num_input_tokens", "page_size"]
+)
+@pytest.mark.parametrize("value", [0, -1, 2**31, 2**33, True, 1.0, "4"])
+def test_a_size_that_is_no_whole_number_in_range_is_refused_by_name(size: str, value: Any) -> None:
+    given: dict[str, Any] = {"page_size": 4, "total_num_pages": 8, "max_batch_size": 2} | {size: value}
+    with pytest.raises(ValueError, match=rf"^{size}={value!r}: must be a whole number from 1 to 2\*\*31 - 1"):
+        params = pk.MHAKVCacheParams(
+            dtype="uint8", n_kv_heads=1, head_dim=1, num_layers=1, page_size=given.pop("page_size")
+        )
+        pk.PagedKVCacheManager(params, allocate_pools=False, **given)
+
+
+@pytest.mark.parametrize("call", ["begin_step", "poll_transfers"])
+@pytest.mark.parametrize(
+    ("completions", "said"),
+    [
+        ([-1], r"completions\[0\]: -1"),
+        ([2**64], r"completions\[0\]"),
+        ([0.5], r"completions\[0\]"),
+        ([7], "7"),
+    ],
+)
+def test_a_completion_that_is_no_copy_is_a_value_error_and_changes_nothing(
+    call: str, completions: list[Any], said: str
+) -> None:
+    kv = manager()
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match=said):
+        getattr(kv, call)(completions=completions)
+    assert kv.fingerprint() == before
+
+
 def test_a_token_for_a_step_that_left_prompt_to_compute_is_refused() -> None:
     kv = manager()
     ctx = claimed(kv, PROMPT[:8])

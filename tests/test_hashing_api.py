@@ -1,6 +1,8 @@
 """How block hashes are asked for: forms of input, refusals, namespaces, extra keys, batches."""
 
 import itertools
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -291,3 +293,33 @@ def test_an_empty_batch_has_no_hashes() -> None:
 def test_a_wrong_token_in_a_batch_is_named_by_sequence_and_index() -> None:
     with pytest.raises(ValueError, match=r"\b1\b.*\b2\b"):
         pk.hash_blocks_batch([TOKENS, [1, 2, 2**31]], 4)
+
+
+@pytest.mark.parametrize("wrong", [5, b"a"], ids=repr)
+def test_a_salt_that_is_no_text_is_refused_by_name(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^salt: got \w+, must be a str"):
+        pk.hash_blocks(TOKENS, 4, salt=wrong)
+
+
+def test_other_threads_run_while_much_is_hashed() -> None:
+    tokens = np.zeros(2_000_000, np.int32)
+    began, ended = threading.Event(), threading.Event()
+    times: list[float] = []
+
+    def hash_much() -> None:
+        began.set()
+        times.append(time.perf_counter())
+        pk.hash_blocks_batch([tokens], 1, algo="sha256")  # a hash a token: some hundred milliseconds
+        times.append(time.perf_counter())
+        ended.set()
+
+    worker = threading.Thread(target=hash_much)
+    worker.start()
+    began.wait()
+    ticks = []
+    while not ended.wait(0.001):
+        ticks.append(time.perf_counter())
+    worker.join()
+    start, end = times
+    margin = (end - start) / 4  # in the first quarter tokens are copied, in the last arrays are made
+    assert [tick for tick in ticks if start + margin < tick < end - margin]

@@ -128,7 +128,9 @@ def test_an_adopted_buffer_is_the_pool_itself(allocate_pools: bool) -> None:
     ids=["a page too few", "dtype", "not contiguous", "shape", "device"],
 )
 def test_a_buffer_that_does_not_fit_is_refused_with_what_fits(tensor: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"^buffers\[0\]: .*must be \[9, 3, 2, 4, 2, 4\] of torch.float32 on cpu"):
+    with pytest.raises(
+        ValueError, match=r"^buffers\[0\]: .*must be \[9, 3, 2, 4, 2, 4\] of torch.float32 on cpu"
+    ):
         sized(total_num_pages=8, buffers=[tensor])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.engine import claimed, free, manager, prefilled, row, store
+from model.engine import claimed, free, manager, prefilled, row
 
 PROMPT = list(range(10, 30))
 OUT = np.zeros((1, 1, 2, 8), np.int32)
@@ -125,7 +125,6 @@ def test_truncating_a_request_that_is_not_claimed_is_refused() -> None:
 
 def test_one_request_gets_one_transfer_and_a_batch_a_list() -> None:
     kv = manager(pages=16)
-    store(kv, PROMPT)
     contexts = [claimed(kv, range(100 * n, 100 * n + 5)) for n in range(4)]
     assert isinstance(kv.alloc(contexts[0]), pk.CompletedTransfer)
     slot = contexts[1].slot
@@ -133,5 +132,3 @@ def test_one_request_gets_one_transfer_and_a_batch_a_list() -> None:
     assert isinstance(kv.alloc(np.int32(slot)), pk.CompletedTransfer)
     transfers = kv.alloc(contexts[2:])
     assert [transfer.is_complete() for transfer in transfers] == [True, True]
-    kv.step(contexts)
-    kv.release(contexts)

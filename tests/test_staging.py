@@ -22,7 +22,7 @@ DEVICES = [
 def make(device: str) -> tuple[PagedKVCacheManager, TableWriter, list[TextContext]]:
     params = MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=2, num_layers=1, page_size=2)
     kv = PagedKVCacheManager(params=params, total_num_pages=20, max_batch_size=3, allocate_pools=False)
-    writer = TableWriter(kv._core, 3, 20, 43, lambda: DeviceStaging(torch.device(device)))
+    writer = TableWriter(kv._core, 3, 46, lambda: DeviceStaging(torch.device(device)))
     batch = [TextContext(f"r{i}", [10 * i + k for k in range(3 + i)]) for i in range(3)]
     for ctx in batch:
         kv.claim(ctx)
