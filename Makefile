@@ -9,12 +9,12 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '
 
 # One interpreter for every build of the extension, so that its build cache stays valid.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
-# The extension has no Rust tests of its own: pytest covers it.
-RUST_TESTED := --workspace --exclude bindings --locked
+# Tests whose examples are drawn.
+RANDOM_RUST_TESTS := --test model --test chains --test extra_keys
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint test-rust test-python test-long bench docs wheel sdist lock clean tools
+.PHONY: help demo test lint test-rust test-python test-long dist-check bench docs wheel sdist lock clean tools
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,23 +32,26 @@ lint: $(NATIVE) ## formats, clippy, ruff, mypy, the stub against the binary, Rus
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy benches # by itself: it has a conftest of its own
 	$(BIN)/python -m mypy.stubtest pagekeeper._native
 
 test-rust: $(DEPS) ## Rust tests (cargo-nextest where it is installed) and doctests
 	if cargo nextest --version >/dev/null 2>&1; \
-	  then cargo nextest run $(RUST_TESTED); \
-	  else cargo test $(RUST_TESTED) --lib --bins --tests; fi
-	cargo test $(RUST_TESTED) --doc
+	  then cargo nextest run --workspace --locked; \
+	  else cargo test --workspace --locked --lib --bins --tests; fi
+	cargo test --workspace --locked --doc
 
 test-python: $(NATIVE) ## pytest, the docstrings' examples included
 	$(BIN)/pytest
 
 test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (minutes)
-	$(BIN)/pytest tests --hypothesis-profile long --timeout 1800
+	$(BIN)/pytest tests --long --timeout 1800
+	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
+	  PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=2000 cargo test --workspace --locked $(RANDOM_RUST_TESTS)
 
 bench: $(NATIVE) ## pytest-benchmark and criterion suites
 	$(BIN)/pytest benches --benchmark-enable --benchmark-only
-	cargo bench $(RUST_TESTED) --benches
+	cargo bench --workspace --locked --benches
 
 docs: $(DEPS) ## the Rust crates' documentation, in target/doc
 	cargo doc --workspace --no-deps --locked
@@ -59,14 +62,25 @@ wheel: $(DEPS) ## one abi3 wheel, in dist/
 sdist: $(DEPS) ## the source distribution, in dist/
 	$(BIN)/maturin sdist --out dist
 
-lock: $(DEPS) ## resolve the Python development dependencies anew
-	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
+# What a user of the source distribution does, with nothing from this checkout but the test itself.
+dist-check: $(DEPS) ## build the sdist, install it into a fresh environment and serve a request there
+	rm -rf target/dist-check
+	$(BIN)/maturin sdist --out target/dist-check
+	$(PYTHON) -m venv target/dist-check/venv
+	CARGO_TARGET_DIR=$(abspath target/dist-check-build) \
+	  target/dist-check/venv/bin/pip install --quiet --disable-pip-version-check target/dist-check/*.tar.gz
+	cd target/dist-check && venv/bin/python -I $(abspath tests/installed_life.py)
+
+# The resolver lives in an environment of its own: .venv holds what the lock says and nothing else.
+lock: | tools ## resolve the Python development dependencies anew
+	$(PYTHON) -m venv target/lock
+	target/lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
+	target/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
 	  --no-emit-package pagekeeper --custom-compile-command "make lock" \
 	  --output-file requirements/dev.lock pyproject.toml
 
 clean: ## remove everything that was built, .venv included
-	rm -rf $(VENV) dist target .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) dist target .pytest_cache .mypy_cache .ruff_cache .benchmarks
 	rm -f python/pagekeeper/_native*.so
 	find python tests benches examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -79,6 +93,8 @@ tools:
 	  { echo "the module 'ensurepip' of '$(PYTHON)' is missing (Debian: apt install python3-venv)" >&2; exit 1; }
 	@command -v cargo >/dev/null || \
 	  { echo "a Rust toolchain with cargo is missing: install one with rustup (https://rustup.rs)" >&2; exit 1; }
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
+	  { echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2; exit 1; }
 	@command -v cc >/dev/null || \
 	  { echo "a C compiler is missing as 'cc' (Debian: apt install gcc)" >&2; exit 1; }
 

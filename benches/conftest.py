@@ -39,7 +39,8 @@ class Row:
             teardown: runs after each round, untimed, with the same arguments.
         """
         self.benchmark.pedantic(action, setup=setup, teardown=teardown, rounds=rounds, warmup_rounds=1)
-        self.says(self.benchmark.stats.stats.median * _SECOND_IN[unit.split("/")[0]] / units, unit)
+        measured: Any = self.benchmark.stats
+        self.says(measured.stats.median * _SECOND_IN[unit.split("/")[0]] / units, unit)
 
     def says(self, figure: float, unit: str) -> None:
         """Gives the row's figure where it is not the time of a round."""

@@ -1,6 +1,7 @@
 """What all tests share: which random examples are drawn, and the project's shared material."""
 
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,14 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("needs ../shared, which is not beside this checkout")
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: small products are slower on two, and much slower on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from model.engine import manager
 from pagekeeper.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+METRICS = dict(re.findall(r"^\| `(\w+)` \| (counter|gauge) \|", OPERATIONS, re.MULTILINE))
+RUST = "\n".join(path.read_text() for path in sorted((ROOT / "rust").glob("*/src/**/*.rs")))
 
 
 def fenced(document: Path, language: str) -> list[tuple[int, str]]:
@@ -50,6 +54,21 @@ def test_the_replay_in_the_readme_gives_the_figures_below_it() -> None:
         " ".join(line.replace("━", "").replace("╸", "").split()) for line in result.output.splitlines()
     ]
     assert [line for line in figures.splitlines() if " ".join(line.split()) not in printed] == []
+
+
+def test_every_metric_has_a_row_in_the_document_and_every_row_a_metric() -> None:
+    assert list(METRICS) == list(manager().metrics())
+
+
+def test_the_counters_of_the_document_are_zero_in_a_new_manager() -> None:
+    counters = [name for name, kind in METRICS.items() if kind == "counter"]
+    metrics = manager().metrics()
+    assert {name: metrics[name] for name in counters} == dict.fromkeys(counters, 0)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"\bPAGEKEEPER_[A-Z_]+\b", RUST))))
+def test_every_variable_that_is_read_is_in_the_document(name: str) -> None:
+    assert f"`{name}" in OPERATIONS
 
 
 @pytest.mark.parametrize("document", [pytest.param(path, id=path.name) for path in DOCUMENTS])

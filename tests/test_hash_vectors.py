@@ -1,7 +1,6 @@
 """Block hashes against known answers: vectors of another implementation, and chains made with hashlib."""
 
 import hashlib
-import json
 import os
 import struct
 import subprocess
@@ -12,60 +11,48 @@ from typing import Any
 import pytest
 
 import pagekeeper as pk
+import vectors
+from vectors import OWN, hashed, load
 
 SEED = bytes(range(32))
-CASES = 106
+OWN_CASES, SHARED_CASES = 108, 106
 
 
 @pytest.fixture(scope="module")
-def vectors(shared_dir: Path) -> list[dict[str, Any]]:
+def shared_file(shared_dir: Path) -> Path:
     file = shared_dir / "cases" / "hash_vectors.json"
     if not file.is_file():
         pytest.skip("needs ../shared/cases/hash_vectors.json")
-    cases: list[dict[str, Any]] = json.loads(file.read_text())["cases"]
-    return cases
+    return file
 
 
-def hashed(case: dict[str, Any]) -> list[str]:
-    parent = case["parent"]
-    blocks = pk.hash_blocks(
-        case["tokens"],
-        case["page_size"],
-        algo=case["algo"],
-        parent=bytes.fromhex(parent) if parent else None,
-        seed=case["seed"],
-        salt=case["salt"],
-        overrides=[(index, value) for index, value in case["overrides"]],
-    )
-    return [block.hex() for block in blocks]
+@pytest.mark.parametrize("number", range(OWN_CASES))
+def test_a_vector_of_the_second_implementation_is_equal(number: int) -> None:
+    case = load(OWN)[number]
+    assert hashed(case) == case["hashes"]
 
 
-@pytest.mark.parametrize("number", range(CASES))
-def test_a_vector_is_equal(vectors: list[dict[str, Any]], number: int) -> None:
-    assert hashed(vectors[number]) == vectors[number]["hashes"]
+@pytest.mark.parametrize("number", range(SHARED_CASES))
+def test_a_shared_vector_is_equal(shared_file: Path, number: int) -> None:
+    case = load(shared_file)[number]
+    assert hashed(case) == case["hashes"]
 
 
-def test_every_vector_is_tried(vectors: list[dict[str, Any]]) -> None:
-    assert len(vectors) == CASES
+def test_every_vector_of_the_second_implementation_is_tried() -> None:
+    assert len(load(OWN)) == OWN_CASES
 
 
-PROGRAM = """
-import json, os, sys
-import pagekeeper as pk
-from pagekeeper._native import hash_cpu_path
-portable = os.environ.get("PAGEKEEPER_CPU") == "portable"
-assert not portable or "portable" in hash_cpu_path().lower(), hash_cpu_path()
-for case in json.load(sys.stdin):
-    parent = case["parent"]
-    blocks = pk.hash_blocks(case["tokens"], case["page_size"], algo=case["algo"], seed=case["seed"],
-                            salt=case["salt"], parent=bytes.fromhex(parent) if parent else None,
-                            overrides=[tuple(pair) for pair in case["overrides"]])
-    assert [block.hex() for block in blocks] == case["hashes"], case
-    print(len(blocks))
-"""
+def test_every_shared_vector_is_tried(shared_file: Path) -> None:
+    assert len(load(shared_file)) == SHARED_CASES
 
 
-@pytest.mark.parametrize(
+def test_the_second_implementation_still_gives_its_vectors() -> None:
+    program = OWN.with_name("make_vectors.py")
+    run = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    assert run.stdout == OWN.read_text()
+
+
+ENVIRONMENTS = pytest.mark.parametrize(
     "environment",
     [
         {"PAGEKEEPER_CPU": "portable"},
@@ -75,19 +62,29 @@ for case in json.load(sys.stdin):
     ],
     ids=lambda environment: "-".join(environment.values()),
 )
-def test_vectors_are_equal_in_every_process(
-    vectors: list[dict[str, Any]], environment: dict[str, str]
-) -> None:
+
+
+def checked_in_a_process(file: Path, environment: dict[str, str]) -> int:
+    """Checks the file's cases in a process with this environment, and gives how many it has."""
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps(vectors),
+        [sys.executable, vectors.__file__, file],
         env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.split()) == CASES
+    return int(run.stdout)
+
+
+@ENVIRONMENTS
+def test_vectors_of_the_second_implementation_are_equal_in_every_process(environment: dict[str, str]) -> None:
+    assert checked_in_a_process(OWN, environment) == OWN_CASES
+
+
+@ENVIRONMENTS
+def test_shared_vectors_are_equal_in_every_process(shared_file: Path, environment: dict[str, str]) -> None:
+    assert checked_in_a_process(shared_file, environment) == SHARED_CASES
 
 
 # An oracle of its own: HASH-4 and HASH-4b in a few lines of hashlib

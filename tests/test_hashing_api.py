@@ -11,7 +11,7 @@ import pytest
 import pagekeeper as pk
 
 TOKENS = [5, 0, 2**31 - 1, 151_643, 9, 1, 2, 3, 4]
-ALGORITHMS = ["ahash64", "sha256", "sha256_64"]
+ALGORITHMS: list[Any] = ["ahash64", "sha256", "sha256_64"]
 CONTENT = bytes(range(32))
 
 
@@ -275,9 +275,10 @@ def test_wrong_extra_keys_are_refused_by_name(wrong: str) -> None:
 
 @pytest.mark.parametrize(("algo", "width"), [("ahash64", 8), ("sha256", 32), ("sha256_64", 8)])
 def test_a_batch_gives_each_sequence_its_own_hashes(algo: Any, width: int) -> None:
-    sequences = [TOKENS, [], [1, 2, 3], TOKENS[:4], np.arange(20)]
+    sequences: list[Any] = [TOKENS, [], [1, 2, 3], TOKENS[:4], np.arange(20)]
     hashes, offsets = pk.hash_blocks_batch(sequences, 4, algo=algo, seed=CONTENT)
-    assert (hashes.dtype, hashes.shape) == (np.uint8, (8, width))
+    assert hashes.dtype == np.uint8
+    assert hashes.shape == (8, width)
     assert offsets.tolist() == [0, 2, 2, 2, 3, 8]
     for tokens, (start, end) in zip(sequences, itertools.pairwise(offsets), strict=True):
         assert [block.tobytes() for block in hashes[start:end]] == pk.hash_blocks(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
 import serve
 from serving.engine import Engine, Request
 from serving.loader import UnsupportedModelError, load_config, load_model
-from test_serve import options
+from serving_options import options
 
 with warnings.catch_warnings():
     # What transformers says about its own imports is not about this project.
     warnings.simplefilter("ignore")
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 120,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -62,14 +59,7 @@ MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 PROMPTS = [[7], list(range(40)), [3, 1, 4, 1, 5, 9, 2, 6] * 12, list(range(100, 20, -1))]
 NEW_TOKENS = 12
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +77,7 @@ def write_model(name: str, directory: Path, **save: Any) -> PreTrainedModel:
     """A tiny model of random float32 weights, biases and norms too, saved as transformers saves models."""
     config_type, model_type, changes = MODELS[name]
     torch.manual_seed(11)
-    model = model_type(config_type(**(SHAPE | changes))).eval()
+    model: PreTrainedModel = model_type(config_type(**(SHAPE | changes))).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith("bias") or "norm" in key:
@@ -98,7 +88,8 @@ def write_model(name: str, directory: Path, **save: Any) -> PreTrainedModel:
 
 def transformers_tokens(model: PreTrainedModel, prompt: list[int], **settings: Any) -> list[int]:
     prompts = torch.tensor([prompt])
-    output = model.generate(
+    generate: Any = model.generate
+    output: torch.Tensor = generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
         do_sample=False,
@@ -106,7 +97,8 @@ def transformers_tokens(model: PreTrainedModel, prompt: list[int], **settings: A
         pad_token_id=0,
         **settings,
     )
-    return output[0, len(prompt) :].tolist()
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
 
 
 def served_tokens(directory: Path) -> list[list[int]]:

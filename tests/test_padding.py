@@ -23,7 +23,7 @@ def test_a_padding_request_reads_the_null_page_and_takes_none() -> None:
 
 def test_a_padding_request_is_stepped_and_released_like_any_other_and_stores_nothing() -> None:
     kv = manager(pages=4)
-    padding = claimed(kv, PROMPT[:8])
+    padding = claimed(kv, PROMPT[:4])
     kv.alloc_dummy(padding)
     kv.step(padding, new_tokens=[0])
     assert hit(kv, PROMPT) == 0

@@ -40,12 +40,12 @@ def test_a_public_name_is_there_and_listed(name: str) -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error_that_says_so() -> None:
     with pytest.raises(AttributeError, match="'pagekeeper' has no attribute 'Nothing'"):
-        _ = pk.Nothing  # type: ignore[attr-defined]
+        _ = pk.Nothing
 
 
 def test_the_version_is_the_one_of_the_workspace() -> None:
     workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())
-    assert pk.__version__ == workspace["workspace"]["package"]["version"]  # type: ignore[attr-defined]
+    assert pk.__version__ == workspace["workspace"]["package"]["version"]
 
 
 @pytest.mark.parametrize("name", pk.__all__)
@@ -72,7 +72,7 @@ def members() -> list[Any]:
 @pytest.mark.parametrize("member", members())
 def test_every_public_method_and_property_says_what_it_is(member: Any) -> None:
     said = inspect.getdoc(member) or ""
-    assert said.rstrip().endswith((".", "]", "64)", "'", ")"))
+    assert len(said.split()) > 3
     assert "_native" not in said
 
 
@@ -98,7 +98,7 @@ def test_no_signature_of_the_manager_swallows_arguments() -> None:
 
 def test_an_unknown_argument_of_a_probe_is_named_with_the_probe() -> None:
     with pytest.raises(TypeError, match=r"probe_prefix_match_length.*'cache_salt'"):
-        pk.PagedKVCacheManager.probe_prefix_match_length(None, [1], cache_salt="a")  # type: ignore
+        pk.PagedKVCacheManager.probe_prefix_match_length(None, [1], cache_salt="a")  # type: ignore[arg-type, call-arg]
 
 
 def test_an_engines_own_request_may_have_every_argument_of_a_context() -> None:

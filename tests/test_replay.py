@@ -21,8 +21,8 @@ from pagekeeper.workloads import ChatWorkload
 def ask(
     prompt: Iterable[int], output: Iterable[int], session: str | None = None, salt: str | None = None
 ) -> TraceRequest:
-    known = (KnownTokens(np.array(list(tokens), np.int32)) for tokens in (prompt, output))
-    return TraceRequest(0.0, *known, session=session, salt=salt)
+    asked, answered = (KnownTokens(np.array(list(tokens), np.int32)) for tokens in (prompt, output))
+    return TraceRequest(0.0, asked, answered, session=session, salt=salt)
 
 
 def serve(*requests: TraceRequest, **settings: Any) -> ReplayResult:
@@ -109,7 +109,7 @@ def test_a_real_trace_hits_what_its_ids_say_when_nothing_is_evicted(shared_dir: 
 def test_the_peers_replay_finds_as_many_tokens_as_the_peers_do(shared_dir: Path) -> None:
     trace = shared_dir / "traces" / "mooncake_conversation_trace.jsonl"
     script = shared_dir / "peers" / "trace_replay.py"
-    command = [sys.executable, script, "pagekeeper", trace, "--requests", "600", "--json"]
+    command: list[str | Path] = [sys.executable, script, "pagekeeper", trace, "--requests", "600", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["hit_tokens"] == 364_800  # vLLM's and MAX's figure
@@ -219,4 +219,4 @@ def test_an_empty_trace_has_rates_of_zero() -> None:
 @pytest.mark.parametrize("value", [0, 2**27])
 def test_a_setting_out_of_range_is_named(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{field}={value}: must be from 1 to "):
-        ReplaySettings(**{field: value})
+        serve(**{field: value})

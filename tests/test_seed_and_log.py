@@ -62,8 +62,11 @@ def test_the_log_shows_a_fingerprint_of_the_seed_and_not_the_seed(caplog: pytest
 
 
 def test_the_log_tells_the_size_of_a_new_cache(caplog: pytest.LogCaptureFixture) -> None:
+    params = pk.MHAKVCacheParams(dtype="float32", n_kv_heads=2, head_dim=4, num_layers=3, page_size=4)
     with caplog.at_level(logging.INFO, logger="pagekeeper"):
-        manager(pages=8, page_size=4, model_name="tiny")
+        pk.PagedKVCacheManager(
+            params, total_num_pages=8, max_batch_size=1, allocate_pools=False, model_name="tiny"
+        )
     # 3 layers x key and value x 4 tokens x 2 heads x 4 values x 4 bytes = 768
     said = "cache of tiny: 8 pages of 4 tokens, 768 bytes a page; prefix caching with ahash64"
     assert caplog.messages == [said]

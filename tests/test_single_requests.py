@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pagekeeper as pk
-from model.engine import claimed, free, manager, prefilled, row
+from model.engine import claimed, free, manager, prefilled, request, row
 
 PROMPT = list(range(10, 30))
 OUT = np.zeros((1, 1, 2, 8), np.int32)
@@ -31,7 +32,9 @@ def test_a_slot_answers_as_its_context_does(call: str, number: Any) -> None:
 
 
 @pytest.mark.parametrize("call", [name for name in ONE if "batch" not in name])
-@pytest.mark.parametrize("form", ["list", "tuple", "array", "text", "none", "float"])
+@pytest.mark.parametrize(
+    "form", ["list", "tuple", "array", "scalar array", "tensor", "text", "none", "float"]
+)
 def test_what_is_not_one_request_is_a_type_error_where_one_is_meant(call: str, form: str) -> None:
     kv = manager()
     ctx = prefilled(kv, PROMPT[:10])
@@ -39,6 +42,8 @@ def test_what_is_not_one_request_is_a_type_error_where_one_is_meant(call: str, f
         "list": [ctx],
         "tuple": (ctx,),
         "array": np.array([ctx.slot], np.int32),
+        "scalar array": np.array(ctx.slot),
+        "tensor": torch.tensor([ctx.slot]),
         "text": str(ctx.slot),
         "none": None,
         "float": 0.0,
@@ -59,8 +64,8 @@ def test_what_can_be_no_slot_is_a_value_error(slot: int) -> None:
 
 def test_a_slot_that_was_released_is_refused() -> None:
     kv = manager()
-    ctx = prefilled(kv, PROMPT[:10])
-    slot = ctx.slot
+    ctx = request(PROMPT[:10])
+    slot = kv.claim(ctx)
     kv.release(ctx)
     with pytest.raises(ValueError, match=f"slot {slot}"):
         kv.commit_and_get_block_hashes(slot)
@@ -98,6 +103,7 @@ def test_truncating_by_slot_is_truncating_the_context() -> None:
     by_context, by_slot = manager(), manager()
     a, b = prefilled(by_context, PROMPT), prefilled(by_slot, PROMPT)
     a.truncate(9)
+    assert b.slot is not None
     by_slot.truncate(b.slot, 9)
     assert a.tokens.all.tolist() == b.tokens.all.tolist() == PROMPT[:9]
     assert row(by_context, a) == row(by_slot, b)
@@ -121,6 +127,14 @@ def test_truncating_a_request_that_is_not_claimed_is_refused() -> None:
     with pytest.raises(ValueError, match="released"):
         kv.truncate(ctx, 4)
     assert len(ctx.tokens) == 20
+
+
+def test_a_tensor_is_no_batch_however_many_slots_it_holds() -> None:
+    kv = manager()
+    ctx = claimed(kv, PROMPT)
+    for given in (torch.tensor(ctx.slot), torch.tensor([ctx.slot])):
+        with pytest.raises(TypeError, match=r"^batch: got Tensor; give "):
+            kv.alloc(given)  # type: ignore[call-overload]
 
 
 def test_one_request_gets_one_transfer_and_a_batch_a_list() -> None:

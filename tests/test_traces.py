@@ -56,7 +56,8 @@ def test_tokens_are_int32_and_as_many_as_announced(folder: Folder) -> None:
     (request,) = folder.read(mooncake([4, 9], 700))
     for source, length in ((request.prompt, 700), (request.output, 3)):
         tokens = source.array()
-        assert (tokens.dtype, tokens.shape) == (np.int32, (length,))
+        assert tokens.dtype == np.int32
+        assert tokens.shape == (length,)
         assert tokens.min() >= 0
 
 

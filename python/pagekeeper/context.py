@@ -22,6 +22,9 @@ class RequestID(str):
     Args:
         value: the name; None draws 32 hexadecimal characters.
 
+    Raises:
+        TypeError: the name is no str.
+
     >>> RequestID("turn-7")
     'turn-7'
     >>> RequestID() == RequestID()
@@ -32,6 +35,8 @@ class RequestID(str):
 
     def __new__(cls, value: str | None = None) -> RequestID:
         """A request id: `value`, or a new one."""
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"value: got {type(value).__name__}, must be a str")
         return super().__new__(cls, uuid.uuid4().hex if value is None else value)
 
 

@@ -67,7 +67,7 @@ class PagedKVCacheManager:
         params: geometry and behaviour of the cache.
         session: accepted for code written for other engines; not used.
         total_num_pages: usable pages; the pools hold one more, the null page 0.
-        max_batch_size: most requests of one replica in `runtime_inputs`.
+        max_batch_size: most requests of one replica in `runtime_inputs`, up to 2**20.
         available_bytes: instead of `total_num_pages`: bytes for the pools, null page included.
         max_seq_len: most tokens of one request, prompt and output. None: as many as the pool holds.
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
@@ -105,11 +105,13 @@ class PagedKVCacheManager:
             raise ValueError("max_batch_size: missing; most requests of one replica in runtime_inputs")
         self.params = params
         self.total_num_pages = pages
-        self.max_batch_size = whole_number(max_batch_size, "max_batch_size")
+        self.max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
         self.max_seq_len = _limit(max_seq_len, "max_seq_len")
         self.max_num_input_tokens = _limit(max_num_input_tokens, "max_num_input_tokens")
-        self.model_name = model_name
-        self.weights_revision = weights_revision
+        self.model_name = _text(model_name, "model_name")
+        self.weights_revision = _text(weights_revision, "weights_revision")
+        if not isinstance(allocate_pools, bool):
+            raise TypeError(f"allocate_pools: got {allocate_pools!r}, must be True or False")
         self._hash_seed = resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
@@ -127,8 +129,7 @@ class PagedKVCacheManager:
         self._tables = TableWriter(
             self._core,
             self.max_batch_size,
-            # A computed token has a cell of a page to itself; padding requests, which have none, compute one.
-            max_tokens=pages * params.page_size + self.max_batch_size,
+            max_tokens=self._most_computed_tokens(),
             new_staging=partial(staging_for, params.devices[0]),
         )
         self._pool: DevicePool | None = None
@@ -209,11 +210,17 @@ class PagedKVCacheManager:
             replica_idx: the data-parallel replica; 0.
 
         Raises:
-            ValueError: the request was planned before, or there is no such replica.
+            ValueError: the request was planned before, it has more tokens than a page, or there is no such
+                replica.
         """
         self._check_replica(replica_idx)
         claimed_here = isinstance(ctx, TextContext) and ctx.slot is None
         if isinstance(ctx, TextContext) and claimed_here:
+            if len(ctx) > self.params.page_size:
+                raise ValueError(
+                    f"request {ctx.request_id!r}: {len(ctx)} tokens: over the limit of "
+                    f"{self.params.page_size} (one page: padding goes to the null page)"
+                )
             self.claim(ctx, replica_idx)
         try:
             self._core.alloc_dummy(ctx)
@@ -249,11 +256,14 @@ class PagedKVCacheManager:
             One entry a replica, rows in the order of its batch: `MaxTables`, `VllmTables` or
             `FlashInferTables` of `pagekeeper.tables`, which say shapes and dtypes. Arrays are numpy's for a
             cache on the CPU, otherwise tensors on its device, whose copies are queued on the current stream.
-            They are views of memory that is used again, valid until the second next call in the same form.
+            They are views of memory that is used again, valid until the second next call in the same form,
+            and not to be written.
 
         Raises:
             ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned.
         """
+        if not isinstance(batches, list | tuple):
+            raise TypeError(f"batches: got {type(batches).__name__}; give a list, one batch a replica")
         if len(batches) != 1:
             raise ValueError(f"batches: {len(batches)} given, must be 1, one batch a data-parallel replica")
         return KVCacheInputs(form, (self._tables.write(batches[0], form),))
@@ -322,6 +332,9 @@ class PagedKVCacheManager:
         Args:
             ctx: a `TextContext`, or an engine's own request.
         """
+        if not hasattr(ctx, "request_id"):
+            given = type(ctx).__name__
+            raise TypeError(f"ctx: got {given}; give a TextContext, or an object with request_id")
         return self._core.contains(ctx.request_id)
 
     # Steps and transfers.
@@ -595,6 +608,16 @@ class PagedKVCacheManager:
             raise ValueError("there is no pool: allocate_pools=False was given, or the manager is shut down")
         return self._pool
 
+    def _most_computed_tokens(self) -> int:
+        """Most tokens that one forward may compute.
+
+        Each has a cell of a page to itself, but for those of padding requests, which have up to a page each.
+        """
+        most = (self.total_num_pages + self.max_batch_size) * self.params.page_size
+        if self.max_num_input_tokens is None:
+            return most
+        return min(most, self.max_batch_size * self.max_num_input_tokens)
+
     def _check_replica(self, replica_idx: int) -> None:
         if replica_idx != 0:
             raise ValueError(f"replica_idx={replica_idx}: must be 0, there is one replica")
@@ -607,6 +630,12 @@ class PagedKVCacheManager:
 def is_one(batch: Batch) -> bool:
     """Whether `batch` is one request, which is answered by one value instead of a list."""
     return isinstance(batch, TextContext) or (hasattr(batch, "__index__") and not hasattr(batch, "__len__"))
+
+
+def _text(given: str | None, name: str) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise TypeError(f"{name}: got {type(given).__name__}, must be a str")
+    return given
 
 
 def _limit(given: int | None, name: str) -> int | None:

@@ -171,22 +171,23 @@ class MHAKVCacheParams(KVCacheParams):
         return (self.num_layers, 2, self.page_size, self.n_kv_heads, packed)
 
 
-def whole_number(value: object, name: str) -> int:
-    """A size that was given as `name`, as an `int`; numpy's integers are accepted.
+def whole_number(value: object, name: str, least: int = 1, most: int = 2**31 - 1) -> int:
+    """A number that was given as `name`, as an `int`; numpy's integers are accepted.
 
     Raises:
-        ValueError: it is no whole number from 1 to 2**31 - 1; a bool is none.
+        ValueError: it is no whole number from `least` to `most`; a bool is none.
     """
     try:
-        return _parse_count(value)
+        return _parse_count(value, least, most)
     except ValueError as error:
         raise ValueError(f"{name}={value!r}: {error}") from None
 
 
-def _parse_count(value: object) -> int:
+def _parse_count(value: object, least: int = 1, most: int = 2**31 - 1) -> int:
     count = _integer(value)
-    if count is None or not 1 <= count < 2**31:
-        raise ValueError("must be a whole number from 1 to 2**31 - 1")
+    if count is None or not least <= count <= most:
+        upper = "2**31 - 1" if most == 2**31 - 1 else most
+        raise ValueError(f"must be a whole number from {least} to {upper}")
     return count
 
 

@@ -46,6 +46,8 @@ class DevicePool:
         if buffers is None:
             self._tensor = torch.zeros(shape, dtype=dtype, device=device)
             return
+        if not isinstance(buffers, list | tuple):
+            raise TypeError(f"buffers: got {type(buffers).__name__}, must be a list of one tensor")
         if len(buffers) != 1:
             raise ValueError(f"buffers: {len(buffers)} given, must be 1 (one pool on one device)")
         (given,) = buffers
@@ -75,10 +77,7 @@ class DevicePool:
         Raises:
             ValueError: no such layer, or an unknown layout.
         """
-        layers = self._tensor.shape[1]
-        if not 0 <= layer < layers:
-            raise ValueError(f"layer={layer}: must be 0 to {layers - 1}")
-        view = self._tensor[:, layer]
+        view = self._tensor[:, whole_number(layer, "layer", 0, self._tensor.shape[1] - 1)]
         if layout == "NHD":
             return view
         if layout == "HND":
@@ -107,7 +106,7 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
     pages = int(available_bytes) // params.bytes_per_page - 1
     if not 1 <= pages < 2**31:
         raise ValueError(
-            f"available_bytes={available_bytes}: {max(pages, 0)} pages of {params.bytes_per_page} bytes beside "
-            "the null page, must be 1 to 2**31 - 1 of them"
+            f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} "
+            "bytes beside the null page, must make 1 to 2**31 - 1"
         )
     return pages

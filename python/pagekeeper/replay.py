@@ -28,7 +28,10 @@ from pagekeeper import (
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.traces import TraceRequest
 
-__all__ = ["CallTimes", "ReplayResult", "ReplaySettings", "replay"]
+__all__ = ["POOL_TOKENS", "CallTimes", "ReplayResult", "ReplaySettings", "replay"]
+
+POOL_TOKENS = 1_000_000
+"""Tokens that a pool holds unless its size is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class ReplaySettings:
 
     Attributes:
         page_size: tokens of a block and its page, 1 to 2**20.
-        pages: pages in the pool, 1 to 2**26.
+        pages: pages in the pool, 1 to 2**26; by default as many of the default size as hold `POOL_TOKENS`.
         concurrency: most requests served at a time, 1 to 2**16.
         hash_algo: "ahash64", "sha256" or "sha256_64".
         prefix_caching: whether requests reuse what others computed.
@@ -47,7 +50,7 @@ class ReplaySettings:
     """
 
     page_size: int = 128
-    pages: int = 7812
+    pages: int = POOL_TOKENS // page_size
     concurrency: int = 32
     hash_algo: HashAlgorithm = "ahash64"
     prefix_caching: bool = True

@@ -22,18 +22,24 @@ Table: TypeAlias = Any
 
 
 class HostStaging:
-    """Arrays that kernels read where the ledger writes them."""
+    """Arrays that kernels read where the ledger writes them, as read-only views."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, NDArray[Any]] = {}
 
     def array(self, shape: int | tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
         """A new array of zeros for the ledger to write to."""
-        return np.zeros(shape, dtype)
+        array: NDArray[Any] = np.zeros(shape, dtype)
+        view = self._views[id(array)] = array.view()
+        view.flags.writeable = False
+        return array
 
     def wait(self) -> None:
         """Returns when the arrays may be written again."""
 
     def publish(self, array: NDArray[Any], length: int) -> Table:
         """What kernels read of the first `length` rows of `array`."""
-        return array[:length]
+        return self._views[id(array)][:length]
 
     def published(self) -> None:
         """Everything of this step is published."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 
 from pagekeeper._native import RowMemory
+from pagekeeper.params import whole_number
 from pagekeeper.staging import HostStaging, Table
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ Form = Literal["max", "vllm", "flashinfer"]
 
 def check_form(form: str) -> None:
     """Raises a ValueError unless `form` names a table form."""
-    if form not in get_args(Form):
+    if not isinstance(form, str) or form not in get_args(Form):
         raise ValueError(f"form={form!r}: must be one of {', '.join(map(repr, get_args(Form)))}")
 
 
@@ -113,7 +114,8 @@ class KVCacheInputs(Generic[_Tables]):
     """The tables of one step, one entry a data-parallel replica: `inputs[0].lookup_table`.
 
     The arrays are views of memory that the manager reuses: they are valid until the second next call of
-    `runtime_inputs` in the same form.
+    `runtime_inputs` in the same form, and must not be written. numpy's cannot be; torch warns of that when it
+    wraps one.
 
     Attributes:
         form: "max", "vllm" or "flashinfer".
@@ -164,12 +166,10 @@ class TableWriter:
 
     def write(self, batch: Batch, form: Form) -> Tables:
         """The tables of `batch`; see `PagedKVCacheManager.runtime_inputs`."""
-        buffers = self._buffers.get(form)
+        buffers = self._buffers.get(form) if isinstance(form, str) else None
         if buffers is None:
             check_form(form)
-            make = _BUFFERS[form]
-            buffers = make(self._new_staging(), self._size), make(self._new_staging(), self._size)
-            self._buffers[form] = buffers
+            buffers = self._buffers[form] = self._make(form), self._make(form)
         turn = self._turn.get(form, 0)
         buffer = buffers[turn]
         buffer.staging.wait()
@@ -177,6 +177,12 @@ class TableWriter:
         buffer.staging.published()
         self._turn[form] = 1 - turn  # only now: a call that failed has not used its buffer
         return tables
+
+    def _make(self, form: Form) -> _Buffer:
+        try:
+            return _BUFFERS[form](self._new_staging(), self._size)
+        except (MemoryError, ValueError) as error:  # numpy has both for what is too large
+            raise MemoryError(f"no memory for tables in the form {form!r}, {self._size}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,9 @@ class _Size:
     rows: int
     pages: int
     tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} requests of up to {self.pages} pages, {self.tokens} tokens in all"
 
     @property
     def table(self) -> tuple[int, int]:
@@ -271,10 +280,13 @@ def write_block_offsets(
     size = params.page_size
     if size < 2 or size & (size - 1):
         raise ValueError(f"page_size={size}: TensorRT-LLM tables need a power of two above 1")
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out: got {type(out).__name__}, must be an int32 array [1, rows, 2, blocks]")
     if out.dtype != np.int32 or out.ndim != 4 or out.shape[0] != 1 or out.shape[2] != 2:
         raise ValueError(f"out: {out.dtype} {list(out.shape)}, must be int32 [1, rows, 2, blocks]")
-    if not 0 <= row < out.shape[1] or len(pages) > out.shape[3]:
-        raise ValueError(f"out: {list(out.shape)} has no row {row} of {len(pages)} blocks")
+    row = whole_number(row, "slot", 0, out.shape[1] - 1)
+    if len(pages) > out.shape[3]:
+        raise ValueError(f"out: {list(out.shape)} has no room for {len(pages)} blocks")
     keys = pages.astype(np.int64) * (params.num_layers * 2)
     if len(keys) and keys.max() + 1 >= 2**31:
         raise ValueError(

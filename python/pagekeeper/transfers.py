@@ -13,14 +13,14 @@ class CompletedTransfer:
     __slots__ = ()
 
     def is_complete(self) -> bool:
-        """True."""
+        """Whether the copies have ended: True."""
         return True
 
     def result(self) -> None:
         """Returns at once; a failed transfer would raise here."""
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Returns at once."""
+        """Returns at once; a copy in flight would be waited for, at most `timeout` seconds."""
 
     def cancel(self) -> bool:
         """False: there is nothing left to cancel."""

@@ -393,7 +393,10 @@ class Session:
         assert (count.free, count.total) == (self.model.free, self.model.pages)
         metrics = self.kv.metrics()
         assert metrics["reused_tokens"] + metrics["late_reused_tokens"] == self.model.hit_tokens
-        assert (metrics["evictions"], metrics["cached_blocks"]) == (self.model.evictions, len(self.model.tree))
+        assert (metrics["evictions"], metrics["cached_blocks"]) == (
+            self.model.evictions,
+            len(self.model.tree),
+        )
         for one in self.live:
             request = self.request(one)
             ctx = one.ctx

@@ -14,14 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pagekeeper.cli.report import summary
 from pagekeeper.params import HashAlgorithm
-from pagekeeper.replay import ReplayResult, ReplaySettings
+from pagekeeper.replay import POOL_TOKENS, ReplayResult, ReplaySettings
 from pagekeeper.replay import replay as run
 from pagekeeper.traces import FORMATS, TraceError, TraceRequest, read_trace
 from pagekeeper.workloads import ChatWorkload
 
 __all__ = ["replay"]
 
-_POOL_TOKENS = 1_000_000
 _POSITIVE = click.IntRange(min=1)
 
 
@@ -58,16 +57,31 @@ Examples:
 )
 @click.option("--requests", type=_POSITIVE, metavar="N", help="Stop after N requests.")
 @click.option(
-    "--page-size", type=_POSITIVE, default=128, show_default=True, metavar="TOKENS", help="Tokens a page."
+    "--page-size",
+    type=_POSITIVE,
+    default=ReplaySettings.page_size,
+    show_default=True,
+    metavar="TOKENS",
+    help="Tokens a page.",
 )
 @click.option(
-    "--pool-tokens", type=_POSITIVE, metavar="TOKENS", help=f"Size of the pool.  [default: {_POOL_TOKENS}]"
+    "--pool-tokens", type=_POSITIVE, metavar="TOKENS", help=f"Size of the pool.  [default: {POOL_TOKENS}]"
 )
 @click.option("--pages", type=_POSITIVE, metavar="N", help="Size of the pool, in pages.")
 @click.option(
-    "--concurrency", type=_POSITIVE, default=32, show_default=True, metavar="N", help="Requests at a time."
+    "--concurrency",
+    type=_POSITIVE,
+    default=ReplaySettings.concurrency,
+    show_default=True,
+    metavar="N",
+    help="Requests at a time.",
 )
-@click.option("--hash-algo", type=click.Choice(get_args(HashAlgorithm)), default="ahash64", show_default=True)
+@click.option(
+    "--hash-algo",
+    type=click.Choice(get_args(HashAlgorithm)),
+    default=ReplaySettings.hash_algo,
+    show_default=True,
+)
 @click.option("--no-prefix-caching", is_flag=True, help="Let no request reuse what others computed.")
 @click.option(
     "--generate", type=_POSITIVE, metavar="N", help="Replay N requests of a generated chat, not a TRACE."
@@ -110,10 +124,10 @@ def replay(
         raise click.UsageError(f"--{flag} goes with --generate, not with a TRACE")
     if pages and pool_tokens:
         raise click.UsageError("give either --pages or --pool-tokens")
-    pages = pages or (pool_tokens or _POOL_TOKENS) // page_size
+    pages = pages or (pool_tokens or POOL_TOKENS) // page_size
     if not pages:
         raise click.UsageError(
-            f"--pool-tokens {pool_tokens or _POOL_TOKENS}: not one page of {page_size} tokens"
+            f"--pool-tokens {pool_tokens or POOL_TOKENS}: not one page of {page_size} tokens"
         )
     try:
         settings = ReplaySettings(

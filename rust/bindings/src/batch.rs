@@ -2,7 +2,7 @@
 
 use crate::context::{LOST, State, TextContext};
 use crate::shared::Shared;
-use crate::tokens::{borrowed, slot_from};
+use crate::tokens::{in_one_piece, slot_from};
 use cache_manager::SlotId;
 use numpy::{PyArray1, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -23,8 +23,8 @@ pub(crate) fn slots_of(batch: &Bound<'_, PyAny>, shared: &Arc<Shared>, late: boo
         return tuple.iter().enumerate().map(|(index, item)| item_slot(&item, index, shared, late)).collect();
     }
     if let Ok(array) = batch.cast::<PyArray1<i32>>() {
-        let array = borrowed(array, "batch")?;
-        return Ok(array.as_array().iter().map(|&slot| SlotId(slot.cast_unsigned())).collect());
+        let array = in_one_piece(array, "batch")?;
+        return Ok(array.as_slice()?.iter().map(|&slot| SlotId(slot.cast_unsigned())).collect());
     }
     if let Some(slot) = slot_from(batch, "batch")? {
         return Ok(vec![slot]);

@@ -1,16 +1,17 @@
 //! `TextContext`: a request, before, while and after it is claimed.
 
 use crate::errors;
-use crate::hashing::BlockKeywords;
+use crate::hashing::{BlockKeywords, generation_from};
 use crate::shared::Shared;
-use crate::tokens::{in_range, token_from, tokens_with_room};
+use crate::tokens::{int_from, number_from, shown, token_from, tokens_with_room, value_of};
 use block_hash::{ExtraKeys, Token};
 use cache_manager::{LedgerError, Position, SlotId};
 use numpy::PyArray1;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyString};
+use pyo3::types::{PyBool, PyString};
 use radix_tree::NamespaceKey;
 use std::sync::{Arc, Weak};
 
@@ -78,14 +79,11 @@ impl RequestKey {
         if let Ok(text) = request_id.cast::<PyString>() {
             return Ok(RequestKey::Text(text.to_str()?.to_owned()));
         }
-        request_id
-            .cast::<PyInt>()
-            .ok()
-            .and_then(|number| number.extract().ok())
-            .map(RequestKey::Number)
-            .ok_or_else(|| {
-                PyTypeError::new_err("request_id: must be a RequestID, a str, or an int of up to 127 bits")
-            })
+        // An integer of Python's or numpy's; True is none.
+        let number = if request_id.is_instance_of::<PyBool>() { None } else { request_id.extract().ok() };
+        number.map(RequestKey::Number).ok_or_else(|| {
+            PyTypeError::new_err("request_id: must be a RequestID, a str, or an int of up to 127 bits")
+        })
     }
 }
 
@@ -136,6 +134,14 @@ impl TextContext {
         outcome.map_err(|error| errors::from_ledger(py, &error, Some(self.request_id.bind(py))))
     }
 
+    /// The slot while the request is claimed.
+    pub(crate) fn claimed_slot(&self) -> Option<SlotId> {
+        match &*self.state.lock() {
+            State::Claimed { slot, .. } => Some(*slot),
+            State::Free(_) | State::Claiming | State::Lost => None,
+        }
+    }
+
     fn problem(&self, py: Python<'_>, what: &str) -> PyErr {
         let id = self.request_id.bind(py).repr().map_or_else(|_| "?".into(), |id| id.to_string());
         PyValueError::new_err(format!("request {id}: {what}"))
@@ -160,17 +166,17 @@ impl TextContext {
     fn new(
         request_id: Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
-        max_length: Option<i128>,
+        max_length: Option<&Bound<'_, PyAny>>,
         cache_salt: Option<&Bound<'_, PyAny>>,
         lora_id: Option<&Bound<'_, PyAny>>,
-        lora_generation: i128,
+        #[pyo3(from_py_with = generation_from)] lora_generation: u64,
         mm_items: Option<&Bound<'_, PyAny>>,
         prompt_embeds: Option<&Bound<'_, PyAny>>,
         extra_ids: Option<&Bound<'_, PyAny>>,
         token_overrides: Option<&Bound<'_, PyAny>>,
         no_read: bool,
         no_store: bool,
-        max_new_tokens: Option<i128>,
+        max_new_tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
         // Touch the room now, so that the first output tokens do not wait for the memory.
@@ -182,19 +188,23 @@ impl TextContext {
         }
         let max_length = match max_length {
             None => i32::MAX.cast_unsigned(),
-            Some(length) => u32::try_from(length)
-                .ok()
-                .filter(|&length| length <= i32::MAX.cast_unsigned() && length as usize >= tokens.len())
-                .ok_or_else(|| {
-                    let given = tokens.len();
-                    PyValueError::new_err(format!(
-                        "max_length={length}: must be at least the {given} tokens given, and below 2**31"
-                    ))
-                })?,
+            Some(length) => {
+                let length = int_from(length, "max_length")?;
+                value_of(&length)
+                    .and_then(|length| u32::try_from(length).ok())
+                    .filter(|&length| length <= i32::MAX.cast_unsigned() && length as usize >= tokens.len())
+                    .ok_or_else(|| {
+                        PyValueError::new_err(format!(
+                            "max_length={}: must be at least the {} tokens given, and below 2**31",
+                            shown(&length),
+                            tokens.len()
+                        ))
+                    })?
+            }
         };
         let key = RequestKey::of(&request_id)?;
         let new_tokens =
-            max_new_tokens.map(|given| in_range(given, "max_new_tokens", "0 to 2**64 - 1")).transpose()?;
+            max_new_tokens.map(|given| number_from(given, "max_new_tokens", "0 to 2**64 - 1")).transpose()?;
         let keywords = BlockKeywords {
             salt: cache_salt,
             lora_id,
@@ -251,11 +261,16 @@ impl TextContext {
     ///
     /// Raises:
     ///     ValueError: a negative length, or more than the known tokens.
-    fn truncate(&self, py: Python<'_>, length: i128) -> PyResult<()> {
+    fn truncate(&self, length: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = length.py();
+        let length = int_from(length, "length")?;
         let bad = |known: usize| {
-            PyValueError::new_err(format!("length={length}: must be 0 to {known}, the tokens of the request"))
+            let given = shown(&length);
+            PyValueError::new_err(format!("length={given}: must be 0 to {known}, the tokens of the request"))
         };
-        let Ok(wanted) = u32::try_from(length) else { return Err(bad(self.position(py)?.known as usize)) };
+        let Some(wanted) = value_of(&length).and_then(|length| u32::try_from(length).ok()) else {
+            return Err(bad(self.position(py)?.known as usize));
+        };
         self.visit(
             py,
             |ledger, slot| ledger.truncate(slot, wanted),
@@ -285,10 +300,7 @@ impl TextContext {
     /// The slot while the request is claimed, else None.
     #[getter]
     fn slot(&self) -> Option<u32> {
-        match &*self.state.lock() {
-            State::Claimed { slot, .. } => Some(slot.0),
-            State::Free(_) | State::Claiming | State::Lost => None,
-        }
+        self.claimed_slot().map(|slot| slot.0)
     }
 
     /// Tokens that have KV; 0 while the request is not claimed.
@@ -313,6 +325,11 @@ impl TextContext {
     #[getter]
     fn cache_salt(&self) -> Option<&str> {
         Some(self.namespace.salt.as_str()).filter(|salt| !salt.is_empty())
+    }
+
+    /// An id of a class of the caller's may refer back to the context.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.request_id)
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {

@@ -1,12 +1,12 @@
 //! Block hashing, and the keyword arguments that say what a prompt's blocks are made of.
 
 use crate::errors;
-use crate::tokens::{TokenInput, ids_from, in_range};
+use crate::tokens::{TokenInput, ids_from, int_from, number_from, shown, value_of};
 use block_hash::{Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString};
+use pyo3::types::{PyBool, PyBytes, PyIterator, PyList, PyString};
 use radix_tree::{AdapterId, NamespaceKey};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub(crate) struct BlockInputs {
 pub(crate) struct BlockKeywords<'a, 'py> {
     pub(crate) salt: Option<&'a Bound<'py, PyAny>>,
     pub(crate) lora_id: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) lora_generation: i128,
+    pub(crate) lora_generation: u64,
     pub(crate) mm_items: Option<&'a Bound<'py, PyAny>>,
     pub(crate) prompt_embeds: Option<&'a Bound<'py, PyAny>>,
     pub(crate) extra_ids: Option<&'a Bound<'py, PyAny>>,
@@ -69,9 +69,11 @@ impl BlockKeywords<'_, '_> {
             Some(rest) => PyValueError::new_err(format!("{overrides}{rest}")),
             None => errors::from_hash(&error),
         })?;
-        let generation = in_range(self.lora_generation, "lora_generation", "0 to 2**64 - 1")?;
         let salt = self.salt.map(|given| text_from(given, salt)).transpose()?.unwrap_or_default();
-        Ok(BlockInputs { namespace: NamespaceKey { salt, adapter, generation }, extras })
+        Ok(BlockInputs {
+            namespace: NamespaceKey { salt, adapter, generation: self.lora_generation },
+            extras,
+        })
     }
 }
 
@@ -109,13 +111,13 @@ impl BlockKeywords<'_, '_> {
 pub(crate) fn hash_blocks<'py>(
     py: Python<'py>,
     tokens: &Bound<'py, PyAny>,
-    page_size: i128,
+    page_size: &Bound<'py, PyAny>,
     algo: &str,
     parent: Option<&Bound<'py, PyAny>>,
     seed: Option<&Bound<'py, PyAny>>,
     salt: Option<&Bound<'py, PyAny>>,
     lora_id: Option<&Bound<'py, PyAny>>,
-    lora_generation: i128,
+    #[pyo3(from_py_with = generation_from)] lora_generation: u64,
     mm_items: Option<&Bound<'py, PyAny>>,
     prompt_embeds: Option<&Bound<'py, PyAny>>,
     extra_ids: Option<&Bound<'py, PyAny>>,
@@ -152,13 +154,13 @@ type HashArrays<'py> = (Bound<'py, PyArray2<u8>>, Bound<'py, PyArray1<i64>>);
 pub(crate) fn hash_blocks_batch<'py>(
     py: Python<'py>,
     sequences: &Bound<'py, PyAny>,
-    page_size: i128,
+    page_size: &Bound<'py, PyAny>,
     algo: &str,
     parent: Option<&Bound<'py, PyAny>>,
     seed: Option<&Bound<'py, PyAny>>,
     salt: Option<&Bound<'py, PyAny>>,
     lora_id: Option<&Bound<'py, PyAny>>,
-    lora_generation: i128,
+    #[pyo3(from_py_with = generation_from)] lora_generation: u64,
     mm_items: Option<&Bound<'py, PyAny>>,
     prompt_embeds: Option<&Bound<'py, PyAny>>,
     extra_ids: Option<&Bound<'py, PyAny>>,
@@ -174,7 +176,7 @@ pub(crate) fn hash_blocks_batch<'py>(
         let name = format!("sequences[{index}]");
         Ok((TokenInput::read(&tokens?, &name)?, Cow::Owned(name)))
     };
-    let logs = sequences.try_iter()?.enumerate().map(inputs_of).collect::<PyResult<Vec<_>>>()?;
+    let logs = iterated(sequences, "sequences")?.enumerate().map(inputs_of).collect::<PyResult<Vec<_>>>()?;
     let mut chains = vec![start; logs.len()];
     hash_logs(py, &mut chains, &logs, page_size, &inputs.extras)?;
     let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
@@ -254,13 +256,41 @@ pub(crate) fn seed_from(seed: &Bound<'_, PyAny>) -> PyResult<[u8; 32]> {
     Ok(bytes)
 }
 
-fn page_size_from(page_size: i128) -> PyResult<usize> {
-    match u32::try_from(page_size) {
-        Ok(size) if size > 0 => Ok(size as usize),
+fn page_size_from(page_size: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let size = int_from(page_size, "page_size")?;
+    match value_of(&size).and_then(|size| u32::try_from(size).ok()) {
+        Some(size) if size > 0 => Ok(size as usize),
         _ => Err(PyValueError::new_err(format!(
-            "page_size={page_size}: must be at least 1 token, below 2**32"
+            "page_size={}: must be at least 1 token, below 2**32",
+            shown(&size)
         ))),
     }
+}
+
+/// The argument `lora_generation`.
+pub(crate) fn generation_from(generation: &Bound<'_, PyAny>) -> PyResult<u64> {
+    number_from(generation, "lora_generation", "0 to 2**64 - 1")
+}
+
+/// Iterates over a list that was given as `name`.
+fn iterated<'py>(values: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyIterator>> {
+    values.try_iter().map_err(|error| {
+        if error.is_instance_of::<PyTypeError>(values.py()) {
+            PyTypeError::new_err(format!("{name}: {}", error.value(values.py())))
+        } else {
+            error
+        }
+    })
+}
+
+/// A tuple that an argument lists; `bad` is told of one that is none. An interrupt goes through.
+fn extracted<'py, T: FromPyObjectOwned<'py>>(
+    item: &Bound<'py, PyAny>,
+    bad: impl FnOnce() -> PyErr,
+) -> PyResult<T> {
+    item.extract::<T>()
+        .map_err(Into::into)
+        .map_err(|error: PyErr| if error.is_instance_of::<PyException>(item.py()) { bad() } else { error })
 }
 
 fn text_from(text: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
@@ -276,23 +306,22 @@ fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<AdapterId> {
     if let Ok(name) = lora_id.cast::<PyString>() {
         return Ok(AdapterId::Name(name.to_str()?.to_owned()));
     }
-    if lora_id.is_instance_of::<pyo3::types::PyBool>() {
-        return Err(PyTypeError::new_err("lora_id: must be a name (str) or a number (int), not a bool"));
+    if lora_id.is_instance_of::<PyBool>() || !lora_id.hasattr("__index__")? {
+        let given = lora_id.get_type().name()?;
+        return Err(PyTypeError::new_err(format!(
+            "lora_id: got {given}; must be a name (str) or a number (int)"
+        )));
     }
-    lora_id
-        .extract()
-        .map(AdapterId::Number)
-        .map_err(|_| PyTypeError::new_err("lora_id: must be a name (str), or a number (int) of 64 bits"))
+    number_from(lora_id, "lora_id", "-2**63 to 2**63 - 1").map(AdapterId::Number)
 }
 
 fn spans_from(spans: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Vec<ContentSpan>> {
     let Some(spans) = spans else { return Ok(Vec::new()) };
     let mut out = Vec::new();
-    for (index, span) in spans.try_iter()?.enumerate() {
+    for (index, span) in iterated(spans, name)?.enumerate() {
         let bad = |what: &str| PyValueError::new_err(format!("{name}[{index}]: {what}"));
-        let (hash, start, length): (Bound<'_, PyAny>, i64, i64) = span?
-            .extract()
-            .map_err(|_| bad("must be (32-byte content hash, first token, number of tokens)"))?;
+        let (hash, start, length): (Bound<'_, PyAny>, i64, i64) =
+            extracted(&span?, || bad("must be (32-byte content hash, first token, number of tokens)"))?;
         let hash = hash.cast::<PyBytes>().map_err(|_| bad("the content hash must be bytes"))?.as_bytes();
         let hash = hash
             .try_into()
@@ -309,13 +338,12 @@ fn spans_from(spans: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Vec<Cont
 fn overrides_from(overrides: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Vec<(i64, i128)>> {
     let Some(overrides) = overrides else { return Ok(Vec::new()) };
     let mut out = Vec::new();
-    for (index, pair) in overrides.try_iter()?.enumerate() {
-        let pair: (i64, i128) = pair?.extract().map_err(|_| {
+    for (index, pair) in iterated(overrides, name)?.enumerate() {
+        out.push(extracted(&pair?, || {
             PyValueError::new_err(format!(
                 "{name}[{index}]: must be (token index, value), the value an int in -2**63 to 2**64 - 1"
             ))
-        })?;
-        out.push(pair);
+        })?);
     }
     Ok(out)
 }

@@ -3,10 +3,10 @@
 use crate::batch::{one_slot_of, slots_of};
 use crate::context::{RequestKey, TextContext};
 use crate::errors;
-use crate::hashing::{BlockInputs, BlockKeywords, hashing_time, seed_from, without_gil};
+use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, seed_from, without_gil};
 use crate::shared::Shared;
 use crate::tables::{BatchShape, RowMemory};
-use crate::tokens::{counts_from, ids_from, in_range, positions_from, tokens_from};
+use crate::tokens::{counts_from, ids_from, new_tokens_from, number_from, positions_from, tokens_from};
 use block_hash::{Algo, Chain};
 use block_pool::Priority;
 use cache_manager::{
@@ -14,9 +14,10 @@ use cache_manager::{
 };
 use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -106,10 +107,42 @@ impl Ledger {
         })
     }
 
+    /// Takes back the contexts that are still claimed.
+    fn end(&self, py: Python<'_>) {
+        let slots: Vec<_> = {
+            let contexts = self.contexts.lock();
+            contexts.iter().flatten().filter_map(|context| context.get().claimed_slot()).collect()
+        };
+        if let Ok(Ok(released)) = self.shared.with_even_if_broken(py, |ledger| ledger.release(&slots)) {
+            self.unbind(&slots, released);
+        }
+    }
+
     /// Page ids of a request's blocks.
     fn row(ledger: &cache_manager::Ledger, slot: SlotId) -> Result<Vec<i32>, LedgerError> {
         Ok(ledger.pages(slot)?.iter().map(|page| page.0.cast_signed()).collect())
     }
+}
+
+impl Drop for Ledger {
+    /// Contexts outlive their manager: they get their tokens back, as from a release.
+    fn drop(&mut self) {
+        Python::attach(|py| self.end(py));
+    }
+}
+
+/// The argument `now`, in seconds.
+fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
+    now.extract().map_err(|error: PyErr| {
+        let py = now.py();
+        if error.is_instance_of::<PyOverflowError>(py) {
+            PyValueError::new_err("now: out of range, must be a time in seconds")
+        } else if error.is_instance_of::<PyTypeError>(py) {
+            PyTypeError::new_err(format!("now: {}", error.value(py)))
+        } else {
+            error
+        }
+    })
 }
 
 #[pymethods]
@@ -172,6 +205,12 @@ impl Ledger {
         Ok(Ledger { shared, config, max_batch_size, contexts: Mutex::default(), ids: Mutex::default() })
     }
 
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // A lock that is taken has the ledger in use: nothing is visited then, and nothing collected.
+        let Some(contexts) = self.contexts.try_lock() else { return Ok(()) };
+        contexts.iter().flatten().try_for_each(|context| visit.call(context))
+    }
+
     /// Most pages that one request may hold.
     #[getter]
     fn max_pages_per_request(&self) -> u32 {
@@ -195,9 +234,9 @@ impl Ledger {
         self.run(request.py(), |ledger| ledger.alloc_dummy(slot))
     }
 
-    fn truncate(&self, request: &Bound<'_, PyAny>, length: i128) -> PyResult<()> {
+    fn truncate(&self, request: &Bound<'_, PyAny>, length: &Bound<'_, PyAny>) -> PyResult<()> {
         let slot = one_slot_of(request, &self.shared)?;
-        let length = in_range(length, "length", "0 to the number of known tokens")?;
+        let length = number_from(length, "length", "0 to the number of known tokens")?;
         self.run(request.py(), |ledger| ledger.truncate(slot, length))
     }
 
@@ -209,13 +248,7 @@ impl Ledger {
         counts: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let slots = slots_of(batch, &self.shared, true)?;
-        let tokens = match new_tokens {
-            None => Vec::new(),
-            Some(token) if token.is_instance_of::<PyInt>() => {
-                vec![crate::tokens::token_from(token, "new_tokens")?]
-            }
-            Some(tokens) => tokens_from(tokens, "new_tokens")?,
-        };
+        let tokens = new_tokens.map(new_tokens_from).transpose()?.unwrap_or_default();
         let counts = counts.map(|counts| counts_from(counts, "counts")).transpose()?;
         self.run(batch.py(), |ledger| ledger.step(&slots, &tokens, counts.as_deref()))
     }
@@ -241,7 +274,8 @@ impl Ledger {
         RequestKey::of(request_id).is_ok_and(|key| self.ids.lock().contains(&key))
     }
 
-    fn begin_step(&self, now: Option<f64>, completions: &Bound<'_, PyAny>) -> PyResult<u32> {
+    fn begin_step(&self, now: Option<&Bound<'_, PyAny>>, completions: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let now = now.map(seconds_from).transpose()?;
         let ended = ids_from(completions, "completions")?;
         Ok(self.run(completions.py(), |ledger| ledger.begin_step(now, &ended))?.0)
     }
@@ -278,7 +312,7 @@ impl Ledger {
         tokens: &Bound<'py, PyAny>,
         salt: Option<&Bound<'py, PyAny>>,
         lora_id: Option<&Bound<'py, PyAny>>,
-        lora_generation: i128,
+        #[pyo3(from_py_with = generation_from)] lora_generation: u64,
         mm_items: Option<&Bound<'py, PyAny>>,
         prompt_embeds: Option<&Bound<'py, PyAny>>,
         extra_ids: Option<&Bound<'py, PyAny>>,

@@ -6,6 +6,7 @@ use numpy::{
     PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
 
@@ -62,17 +63,13 @@ pub(crate) enum TokenInput<'py> {
 }
 
 impl<'py> TokenInput<'py> {
-    /// Looks at `tokens`; what is no contiguous array of int32 or int64 is copied.
+    /// Looks at `tokens`; what is no array of int32 or int64 in one piece is copied.
     pub(crate) fn read(tokens: &Bound<'py, PyAny>, name: &str) -> PyResult<TokenInput<'py>> {
-        if let Ok(array) = tokens.cast::<PyArray1<i32>>()
-            && array.is_contiguous()
-        {
-            return Ok(TokenInput::Int32(borrowed(array, name)?));
+        if let Ok(array) = tokens.cast::<PyArray1<i32>>() {
+            return Ok(TokenInput::Int32(in_one_piece(array, name)?));
         }
-        if let Ok(array) = tokens.cast::<PyArray1<i64>>()
-            && array.is_contiguous()
-        {
-            return Ok(TokenInput::Int64(borrowed(array, name)?));
+        if let Ok(array) = tokens.cast::<PyArray1<i64>>() {
+            return Ok(TokenInput::Int64(in_one_piece(array, name)?));
         }
         tokens_from(tokens, name).map(TokenInput::Owned)
     }
@@ -127,15 +124,50 @@ pub(crate) fn ids_from(ids: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>>
 /// Counts of tokens, in the same forms, or one int.
 pub(crate) fn counts_from(counts: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
     let check = |value| u32::try_from(value).ok();
-    if counts.is_instance_of::<PyInt>() {
+    if is_one(counts)? {
         return Ok(vec![checked(counts, name, None, "0 to 2**32 - 1", check)?]);
     }
     integers(counts, name, "0 to 2**32 - 1", check)
 }
 
-/// `given` as a number of another type.
-pub(crate) fn in_range<T: TryFrom<i128>>(given: i128, name: &str, allowed: &str) -> PyResult<T> {
-    T::try_from(given).map_err(|_| out_of_range(name, None, &given.to_string(), allowed))
+/// [`tokens_from`], or one int.
+pub(crate) fn new_tokens_from(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<Token>> {
+    if is_one(tokens)? {
+        return Ok(vec![token_from(tokens, "new_tokens")?]);
+    }
+    tokens_from(tokens, "new_tokens")
+}
+
+/// An int argument, numpy's too, of any size.
+pub(crate) fn int_from<'py>(given: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyInt>> {
+    if !given.is_instance_of::<PyBool>()
+        && let Some(int) = index_of(given)?
+    {
+        return Ok(int);
+    }
+    Err(PyTypeError::new_err(format!("{name}: got {}, must be an int", given.get_type().name()?)))
+}
+
+/// [`int_from`] as a number of a Rust type.
+pub(crate) fn number_from<T: TryFrom<i128>>(
+    given: &Bound<'_, PyAny>,
+    name: &str,
+    allowed: &str,
+) -> PyResult<T> {
+    let int = int_from(given, name)?;
+    value_of(&int)
+        .and_then(|value| T::try_from(value).ok())
+        .ok_or_else(|| out_of_range(name, None, &shown(&int), allowed))
+}
+
+/// The value of an int of at most 64 bits.
+pub(crate) fn value_of(int: &Bound<'_, PyInt>) -> Option<i128> {
+    int.extract::<i64>().ok().map(i128::from).or_else(|| int.extract::<u64>().ok().map(i128::from))
+}
+
+/// An int as an error tells it.
+pub(crate) fn shown(int: &Bound<'_, PyInt>) -> String {
+    int.str().map_or_else(|_| "an int of thousands of digits".into(), |digits| digits.to_string())
 }
 
 /// One token id.
@@ -145,7 +177,7 @@ pub(crate) fn token_from(token: &Bound<'_, PyAny>, name: &str) -> PyResult<Token
 
 /// A slot, if `slot` is an int or a numpy scalar.
 pub(crate) fn slot_from(slot: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<SlotId>> {
-    if slot.is_instance_of::<PyUntypedArray>() || index_of(slot).is_none() {
+    if slot.hasattr(intern!(slot.py(), "__len__"))? || index_of(slot)?.is_none() {
         return Ok(None);
     }
     let check = |value| u32::try_from(value).ok().filter(|slot| slot.leading_zeros() > 0).map(SlotId);
@@ -165,6 +197,32 @@ pub(crate) fn borrowed<'py, T: numpy::Element>(
     array
         .try_readonly()
         .map_err(|_| PyValueError::new_err(format!("{name}: is memory that this call writes")))
+}
+
+/// [`borrowed`], or a copy if the numbers do not lie one after the other at aligned addresses.
+pub(crate) fn in_one_piece<'py, T: numpy::Element>(
+    array: &Bound<'py, PyArray1<T>>,
+    name: &str,
+) -> PyResult<PyReadonlyArray1<'py, T>> {
+    let lent = borrowed(array, name)?;
+    if lent.as_slice().is_ok() {
+        return Ok(lent);
+    }
+    borrowed(array.call_method0(intern!(array.py(), "copy"))?.cast()?, name)
+}
+
+/// Whether `value` stands for one number: an int, or something of numpy's or torch's without dimensions.
+fn is_one(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if value.is_instance_of::<PyInt>() {
+        return Ok(true);
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        return Ok(false);
+    }
+    match value.getattr_opt(intern!(value.py(), "ndim"))? {
+        Some(dimensions) => dimensions.eq(0),
+        None => value.hasattr(intern!(value.py(), "__index__")),
+    }
 }
 
 fn integers<T>(
@@ -204,16 +262,16 @@ fn from_array<T>(
         return Err(PyValueError::new_err(format!("{name}: has {} dimensions, must have 1", array.ndim())));
     }
     if let Ok(array) = array.cast::<PyArray1<i32>>() {
-        return copied(&borrowed(array, name)?, name, allowed, convert);
+        return copied(&in_one_piece(array, name)?, name, allowed, convert);
     }
     if let Ok(array) = array.cast::<PyArray1<i64>>() {
-        return copied(&borrowed(array, name)?, name, allowed, convert);
+        return copied(&in_one_piece(array, name)?, name, allowed, convert);
     }
     if let Ok(array) = array.cast::<PyArray1<u32>>() {
-        return copied(&borrowed(array, name)?, name, allowed, convert);
+        return copied(&in_one_piece(array, name)?, name, allowed, convert);
     }
     if let Ok(array) = array.cast::<PyArray1<u64>>() {
-        return copied(&borrowed(array, name)?, name, allowed, convert);
+        return copied(&in_one_piece(array, name)?, name, allowed, convert);
     }
     match array.dtype().kind() {
         b'i' => from_array(array.call_method1("astype", ("=i8",))?.cast()?, name, allowed, convert),
@@ -233,9 +291,9 @@ fn copied<S: numpy::Element + Copy + Into<i128>, T>(
     allowed: &str,
     convert: impl Fn(i128) -> Option<T>,
 ) -> PyResult<Vec<T>> {
-    let view = array.as_array();
-    let mut out = Vec::with_capacity(view.len());
-    for (index, &value) in view.iter().enumerate() {
+    let values = array.as_slice()?;
+    let mut out = Vec::with_capacity(values.len());
+    for (index, &value) in values.iter().enumerate() {
         match convert(value.into()) {
             Some(value) => out.push(value),
             None => return Err(out_of_range(name, Some(index), &value.into().to_string(), allowed)),
@@ -252,24 +310,29 @@ fn checked<T>(
     convert: impl Fn(i128) -> Option<T>,
 ) -> PyResult<T> {
     // numpy's bool has no __index__, Python's has.
-    let int = if value.is_instance_of::<PyBool>() { None } else { index_of(value) };
+    let int = if value.is_instance_of::<PyBool>() { None } else { index_of(value)? };
     let Some(int) = int else {
         let given = value.repr()?;
         return Err(PyValueError::new_err(format!("{}: {given} is no integer", place(name, index))));
     };
-    let small =
-        int.extract::<i64>().ok().map(i128::from).or_else(|| int.extract::<u64>().ok().map(i128::from));
-    match small.and_then(convert) {
+    match value_of(&int).and_then(convert) {
         Some(value) => Ok(value),
-        None => Err(out_of_range(name, index, &int.str()?.to_string(), allowed)),
+        None => Err(out_of_range(name, index, &shown(&int), allowed)),
     }
 }
 
-fn index_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyInt>> {
+/// `value` as Python's int, if it is an integer. What its `__index__` raises goes through, but for the
+/// `TypeError` of what is none.
+fn index_of<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyInt>>> {
     if let Ok(int) = value.cast::<PyInt>() {
-        return Some(int.clone());
+        return Ok(Some(int.clone()));
     }
-    value.call_method0("__index__").ok()?.cast_into::<PyInt>().ok()
+    let name = intern!(value.py(), "__index__");
+    match value.call_method0(name) {
+        Ok(int) => Ok(int.cast_into::<PyInt>().ok()),
+        Err(error) if error.is_instance_of::<PyTypeError>(value.py()) || !value.hasattr(name)? => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn out_of_range(name: &str, index: Option<usize>, given: &str, allowed: &str) -> PyErr {

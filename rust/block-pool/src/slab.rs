@@ -114,6 +114,11 @@ impl Slab {
         self.total + 1 - self.pages.len() as u32
     }
 
+    /// Pages that were ever handed out: ids `1 ..= used`.
+    pub fn used(&self) -> u32 {
+        self.pages.len() as u32 - 1
+    }
+
     /// Pages waiting in an eviction list, cached or not.
     pub fn evictable(&self) -> u32 {
         self.queues.len()

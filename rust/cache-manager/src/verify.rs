@@ -64,7 +64,7 @@ impl Ledger {
         for &page in self.copies.in_flight.values().flatten() {
             *pins.entry(page).or_default() += 1;
         }
-        for page in (1..=self.slab.total()).map(PageId) {
+        for page in (1..=self.slab.used()).map(PageId) {
             let (held, pinned) =
                 (refs.get(&page).copied().unwrap_or(0), pins.get(&page).copied().unwrap_or(0));
             if self.slab.refs(page) != held {
