@@ -23,7 +23,9 @@ from model.engine import claimed, compute, manager, prefilled, request, store
 
 PROMPT = list(range(10, 30))
 HUGE = 2**200
+ENDLESS = pytest.param(10**5000, id="endless")  # has more digits than Python writes
 FORMS = ("max", "vllm", "flashinfer")
+OFFSETS = np.zeros((1, 1, 2, 8), np.int32)
 
 
 def int32_at_odd_address(values: list[int]) -> Any:
@@ -66,6 +68,13 @@ def in_threads(*works: Callable[[], object]) -> list[BaseException]:
 
 # What is given.
 
+
+def pools(**options: Any) -> Any:
+    """A manager with memory for three layers."""
+    pytest.importorskip("torch")
+    return pk.PagedKVCacheManager(manager().params, None, 4, 2, **options)
+
+
 WRONG: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "no batch": ("batch", lambda kv, ctx: kv.alloc(None)),
     "a set of requests": ("batch", lambda kv, ctx: kv.alloc({ctx})),
@@ -98,6 +107,27 @@ WRONG: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "a replica beyond 64 bits": ("replica_idx", lambda kv, ctx: kv.block_count(HUGE)),
     "pages of two requests as of one": ("ctx|batch", lambda kv, ctx: kv.get_cache_indices([ctx, ctx])),
     "pages of no request": ("ctx|batch", lambda kv, ctx: kv.get_cache_indices([])),
+    "pages of no layer": ("layer", lambda kv, ctx: pools().get_buffers(True)),
+    "pages of a layer by mask": ("layer", lambda kv, ctx: pools().get_buffers(np.array([True, False]))),
+    "pages of a layer that is a float": ("layer", lambda kv, ctx: pools().get_buffers(1.0)),
+    "pages of a layer beyond 64 bits": ("layer", lambda kv, ctx: pools().get_buffers(HUGE)),
+    "buffers that are none": ("buffers", lambda kv, ctx: pools(buffers=7)),
+    "a buffer that is a number": (r"buffers\[0\]", lambda kv, ctx: pools(buffers=[1])),
+    "a row that is none": ("slot", lambda kv, ctx: kv.copy_block_offsets(OFFSETS, None, ctx)),
+    "a time beyond all floats": ("now", lambda kv, ctx: kv.begin_step(now=10**400)),
+    "a time that is a string": ("now", lambda kv, ctx: kv.begin_step(now="1")),
+    "transfers that are a number": ("completions", lambda kv, ctx: kv.begin_step(completions=7)),
+    "a length to keep beyond 64 bits": ("length", lambda kv, ctx: kv.truncate(ctx, HUGE)),
+    "a length to keep that is a float": ("length", lambda kv, ctx: kv.truncate(ctx, 1.0)),
+    "a generation beyond 64 bits": (
+        "lora_generation",
+        lambda kv, ctx: kv.probe_prefix_match_length([1], lora_generation=HUGE),
+    ),
+    "an adapter beyond 64 bits": (
+        r"-2\*\*63 to 2\*\*63 - 1",
+        lambda kv, ctx: kv.probe_prefix_match_length([1], lora_id=2**63),
+    ),
+    "sequences that are a number": ("sequences", lambda kv, ctx: pk.hash_blocks_batch(7, 4)),  # type: ignore[arg-type]
     "a request that is nothing": ("ctx", lambda kv, ctx: kv.claim(None)),
     "looking for no request": ("ctx", lambda kv, ctx: kv.contains(None)),
     "padding with nothing": ("ctx", lambda kv, ctx: kv.alloc_dummy(None)),
@@ -121,17 +151,64 @@ def test_what_cannot_be_meant_is_refused_by_name_and_changes_nothing(wrong: str)
 
 
 @pytest.mark.parametrize("name", ["max_length", "max_new_tokens", "lora_generation", "lora_id"])
-@pytest.mark.parametrize("value", [HUGE, -HUGE])
+@pytest.mark.parametrize("value", [HUGE, -HUGE, 2**64, -(2**63) - 1, ENDLESS])
 def test_a_context_refuses_numbers_beyond_64_bits_by_name(name: str, value: int) -> None:
-    with pytest.raises((TypeError, ValueError), match=name):
-        pk.TextContext("a", [1], **{name: value})
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=name):
+        pk.TextContext("a", [1], **given)
+
+
+@pytest.mark.parametrize("name", ["max_length", "max_new_tokens", "lora_generation"])
+@pytest.mark.parametrize("value", ["4", 4.0, True, [4], np.array([4, 4])])
+def test_a_context_refuses_what_is_no_int_by_name(name: str, value: Any) -> None:
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(TypeError, match=name):
+        pk.TextContext("a", [1], **given)
+
+
+@pytest.mark.parametrize("name", ["mm_items", "prompt_embeds", "token_overrides"])
+@pytest.mark.parametrize("value", [7, object()])
+def test_a_context_refuses_what_is_no_list_by_name(name: str, value: Any) -> None:
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(TypeError, match=f"{name}: .* not iterable"):
+        pk.TextContext("a", [1], **given)
+
+
+@pytest.mark.parametrize("page_size", [0, -1, 2**32, HUGE, ENDLESS, 4.0, "4", True])
+def test_hashing_refuses_a_page_size_that_is_none_by_name(page_size: Any) -> None:
+    for call, given in ((pk.hash_blocks, PROMPT), (pk.hash_blocks_batch, [PROMPT])):
+        with pytest.raises((TypeError, ValueError), match="page_size"):
+            call(given, page_size)
+
+
+@pytest.mark.parametrize("value", [5, b"a", 1.0, ["a"]])
+def test_a_request_id_is_no_other_things_text(value: Any) -> None:
+    with pytest.raises(TypeError, match="must be a str"):
+        pk.RequestID(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allocate_pools", "no"),
+        ("allocate_pools", 1),
+        ("allocate_pools", None),
+        ("model_name", 7),
+        ("weights_revision", 7),
+        ("reserve", ["chunk"]),
+    ],
+)
+def test_a_manager_refuses_options_of_a_wrong_type_by_name(name: str, value: Any) -> None:
+    options: dict[str, Any] = {"allocate_pools": False} | {name: value}
+    with pytest.raises(TypeError, match=name):
+        pk.PagedKVCacheManager(manager().params, None, 4, 2, **options)
 
 
 @pytest.mark.parametrize("name", ["total_num_pages", "max_batch_size", "max_seq_len", "max_num_input_tokens"])
 @pytest.mark.parametrize("value", [0, -1, 2**31, HUGE, 1.0, float("nan"), True, "4", [4], np.array(["a"])])
 def test_a_manager_refuses_sizes_that_are_none_by_name(name: str, value: Any) -> None:
     params = manager().params
-    sizes = {"total_num_pages": 4, "max_batch_size": 2} | {name: value}
+    sizes: dict[str, Any] = {"total_num_pages": 4, "max_batch_size": 2} | {name: value}
     with pytest.raises((TypeError, ValueError), match=name):
         pk.PagedKVCacheManager(params, allocate_pools=False, **sizes)
 
@@ -165,28 +242,42 @@ def test_tokens_are_the_same_however_they_lie_in_memory(tokens: Any) -> None:
     assert pk.hash_blocks(tokens, 4) == pk.hash_blocks(PROMPT, 4)
 
 
-def test_one_number_may_be_numpys() -> None:
+@pytest.mark.parametrize("one", [np.int64, np.uint8, np.array, Index])
+def test_one_number_may_be_numpys_or_an_index(one: Callable[[int], Any]) -> None:
+    kv: Any = manager()
+    ctx = claimed(kv, PROMPT[:5])
+    kv.alloc(ctx, num_tokens=one(5))
+    kv.step(ctx, new_tokens=one(7), counts=one(1))
+    assert ctx.tokens.all.tolist() == [*PROMPT[:5], 7]
+
+
+@pytest.mark.parametrize("one", [np.float32(1), np.bool_(True), np.array(1.0), np.array(True), True, 1.0])
+@pytest.mark.parametrize("name", ["new_tokens", "counts"])
+def test_one_number_that_is_no_integer_is_refused_by_name(name: str, one: Any) -> None:
     kv = manager()
     ctx = claimed(kv, PROMPT[:5])
-    kv.alloc(ctx, num_tokens=np.int64(5))
-    kv.step(ctx, new_tokens=np.int32(7), counts=np.uint8(1))
-    assert ctx.tokens.all.tolist() == [*PROMPT[:5], 7]
+    kv.alloc(ctx)
+    before = kv.fingerprint()
+    with pytest.raises((TypeError, ValueError), match=name):
+        kv.step(ctx, **({"new_tokens": 7} | {name: one}))
+    assert kv.fingerprint() == before
 
 
 def test_slots_may_lie_anywhere_in_memory() -> None:
     kv = manager()
-    ctx, other = claimed(kv, PROMPT[:5]), claimed(kv, PROMPT)
-    slots = int32_at_odd_address([ctx.slot, 99, other.slot])[::-2]
+    contexts = request(PROMPT[:5]), request(PROMPT)
+    first, second = map(kv.claim, contexts)
+    slots = int32_at_odd_address([first, 99, second])[::-2]
     slots.flags.writeable = False
     kv.release(slots)
-    assert (ctx.slot, other.slot) == (None, None)
+    assert [ctx.slot for ctx in contexts] == [None, None]
 
 
 # Code of the caller's that runs in the middle of a call.
 
 
 def test_a_request_that_is_released_while_its_bound_is_read_is_not_planned() -> None:
-    kv = manager()
+    kv: Any = manager()
     ctx = claimed(kv, PROMPT[:5])
     with pytest.raises(ValueError, match="slot"):
         kv.alloc(ctx, [Index(4, lambda: kv.release(ctx))])
@@ -208,17 +299,43 @@ def test_an_array_that_is_made_on_demand_may_call_the_manager() -> None:
     assert ctx.tokens.all.tolist() == [*PROMPT[:5], 0]
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError, KeyError])
-def test_what_an_integer_raises_when_it_is_asked_goes_through(raised: type[BaseException]) -> None:
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError, KeyError, AttributeError])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda kv, ctx, bad: kv.probe_prefix_match_length([1, bad]),
+        lambda kv, ctx, bad: kv.alloc(ctx, num_tokens=bad),
+        lambda kv, ctx, bad: kv.slot_mapping(ctx, [bad]),
+        lambda kv, ctx, bad: kv.begin_step(completions=[bad]),
+        lambda kv, ctx, bad: kv.release(bad),
+        lambda kv, ctx, bad: ctx.truncate(bad),
+        lambda kv, ctx, bad: ctx.update(bad),
+        lambda kv, ctx, bad: pk.TextContext("a", [1], lora_generation=bad),
+        lambda kv, ctx, bad: pk.hash_blocks([1], bad),
+    ],
+)
+def test_what_an_integer_raises_when_it_is_asked_goes_through(
+    raised: type[BaseException], call: Callable[[Any, Any, Any], object]
+) -> None:
     kv = manager()
+    ctx = claimed(kv, PROMPT[:5])
     before = kv.fingerprint()
 
     def fail() -> None:
         raise raised
 
     with pytest.raises(raised):
-        kv.probe_prefix_match_length([1, Index(2, fail)])
+        call(kv, ctx, Index(2, fail))
     assert kv.fingerprint() == before
+
+
+def test_an_interrupt_in_a_list_of_items_goes_through() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    items: Any = [(bytes(32), Index(0, stop), 1)]
+    with pytest.raises(KeyboardInterrupt):
+        pk.TextContext("a", [1], mm_items=items)
 
 
 # Threads.
@@ -287,6 +404,40 @@ def test_a_manager_and_its_contexts_are_gone_with_their_last_name() -> None:
     assert [name() for name in gone] == [None, None]
 
 
+class Name(str):
+    """A request id that refers to what it names."""
+
+    refers: Any
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_an_id_that_refers_to_its_context_and_manager_is_collected(is_claimed: bool) -> None:
+    kv, name = manager(), Name("a")
+    ctx = pk.TextContext(name, PROMPT)
+    if is_claimed:
+        kv.claim(ctx)
+    name.refers = kv, ctx
+    gone = weakref.ref(kv), weakref.ref(ctx)
+    del kv, name, ctx
+    gc.collect()
+    assert [dead() for dead in gone] == [None, None]
+
+
+def test_a_context_has_its_tokens_back_when_its_manager_ends() -> None:
+    kv, heir = manager(), manager()
+    ctx = prefilled(kv, PROMPT)
+    ctx.update(7)
+    with pytest.raises(ValueError, match="by another manager"):
+        heir.claim(ctx)
+    del kv
+    gc.collect()
+    assert (ctx.slot, ctx.processed_length, ctx.tokens.all.tolist()) == (None, 0, [*PROMPT, 7])
+    heir.claim(ctx)
+    compute(heir, ctx)
+    assert ctx.processed_length == 21
+    heir.verify()
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's account of memory")
 def test_requests_that_come_and_go_leave_no_memory_behind() -> None:
     kv = manager()
@@ -303,16 +454,21 @@ def test_requests_that_come_and_go_leave_no_memory_behind() -> None:
     assert live(20_000) - before < 4 << 20
 
 
-def test_a_pool_beyond_memory_is_an_error_of_python() -> None:
+def test_a_pool_of_two_thousand_million_pages_costs_what_is_used_of_it() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
         "from pagekeeper import *\n"
         "params = MHAKVCacheParams(dtype='uint8', n_kv_heads=1, head_dim=1, num_layers=1, page_size=1)\n"
-        "try: PagedKVCacheManager(params, None, 2**31 - 1, 1, allocate_pools=False)\n"
-        "except (MemoryError, ValueError) as error: print(error)\n"
+        "kv = PagedKVCacheManager(params, None, 2**31 - 1, 1, allocate_pools=False)\n"
+        "ctx = TextContext('a', [1, 2, 3])\n"
+        "kv.claim(ctx), kv.alloc(ctx)\n"
+        "print(kv.get_cache_indices(ctx), kv.block_count().free)\n"
+        "try: kv.runtime_inputs([ctx], form='vllm')\n"
+        "except MemoryError as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert "2147483647" in said
+    assert said.startswith("[[1, 2, 3]] 2147483644\n")
+    assert "'vllm', 1 requests of up to 2147483647 pages, 2147483648 tokens" in said
 
 
 # Contexts, slots and managers that do not belong together.
@@ -406,7 +562,7 @@ def test_a_table_cannot_be_written_by_its_reader(form: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_tables_stand_through_calls_that_fail_and_calls_in_other_forms(form: Any) -> None:
-    kv = manager(pages=40, max_batch_size=4)
+    kv: Any = manager(pages=40, max_batch_size=4)
     batch = [claimed(kv, range(size, 2 * size)) for size in (3, 5, 9)]
     kv.alloc(batch)
     kept = kv.runtime_inputs([batch], form=form)[0]
@@ -415,7 +571,7 @@ def test_tables_stand_through_calls_that_fail_and_calls_in_other_forms(form: Any
     for wrong in ([batch[0]] * 2, [*batch, request([1])], batch * 2, np.array([7], np.int32), None):
         with pytest.raises((TypeError, ValueError)):
             kv.runtime_inputs([wrong], form=form)
-    for other in set(FORMS) - {form}:
+    for other in sorted(set(FORMS) - {form}):
         kv.runtime_inputs([batch[:1]], form=other)
     for name, copied in copies.items():
         np.testing.assert_array_equal(getattr(kept, name), copied)
@@ -430,6 +586,21 @@ def test_padding_obeys_the_limits_of_a_request() -> None:
 
 
 # Sizes.
+
+
+def test_no_more_requests_are_in_a_batch_than_there_are_slots() -> None:
+    assert manager(max_batch_size=2**20).max_batch_size == 1_048_576
+    with pytest.raises(ValueError, match=r"^max_batch_size=1048577: must be .* 1 to 1048576$"):
+        manager(max_batch_size=2**20 + 1)
+
+
+def test_tables_are_sized_for_what_a_forward_may_compute() -> None:
+    kv = manager(pages=2**20, page_size=128, max_batch_size=2, max_num_input_tokens=3, max_seq_len=256)
+    batch = [claimed(kv, range(first, first + 3)) for first in (10, 20)]
+    kv.alloc(batch)
+    tables = kv.runtime_inputs([batch], form="vllm")[0]
+    assert tables.slot_mapping.tolist() == [128, 129, 130, 256, 257, 258]
+    assert tables.slot_mapping.base.nbytes == 2 * 3 * 8
 
 
 def test_a_page_may_be_larger_than_any_prompt() -> None:

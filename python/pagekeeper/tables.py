@@ -38,12 +38,13 @@ __all__ = [
 ]
 
 Form = Literal["max", "vllm", "flashinfer"]
+_FORMS = get_args(Form)
 
 
 def check_form(form: str) -> None:
     """Raises a ValueError unless `form` names a table form."""
-    if not isinstance(form, str) or form not in get_args(Form):
-        raise ValueError(f"form={form!r}: must be one of {', '.join(map(repr, get_args(Form)))}")
+    if form not in _FORMS:
+        raise ValueError(f"form={form!r}: must be one of {', '.join(map(repr, _FORMS))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +167,9 @@ class TableWriter:
 
     def write(self, batch: Batch, form: Form) -> Tables:
         """The tables of `batch`; see `PagedKVCacheManager.runtime_inputs`."""
-        buffers = self._buffers.get(form) if isinstance(form, str) else None
+        check_form(form)
+        buffers = self._buffers.get(form)
         if buffers is None:
-            check_form(form)
             buffers = self._buffers[form] = self._make(form), self._make(form)
         turn = self._turn.get(form, 0)
         buffer = buffers[turn]

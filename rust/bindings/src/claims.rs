@@ -50,6 +50,9 @@ impl Ledger {
             }
             match &*state {
                 State::Free(_) => "a request with this id is claimed already",
+                State::Claimed { shared, .. } if !Arc::ptr_eq(shared, &self.shared) => {
+                    "is claimed already, by another manager"
+                }
                 State::Claimed { .. } => "is claimed already",
                 State::Claiming => "is being claimed in another thread",
                 State::Lost => LOST,

@@ -98,6 +98,8 @@ impl BlockKeywords<'_, '_> {
 ///     overrides: (token index, value): -2**63 to 2**64 - 1, at most one a token; indices out of range are
 ///         ignored.
 ///
+/// Items and embeddings may reach past the tokens, which may be the head of a prompt.
+///
 /// Returns:
 ///     8 bytes a block for "ahash64" and "sha256_64", 32 for "sha256".
 ///

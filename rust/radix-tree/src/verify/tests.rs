@@ -1,5 +1,6 @@
 //! Each test damages one field and asks which node is named.
 
+use crate::extra_keys::ExtraKeyStore;
 use crate::namespaces::{NamespaceId, NamespaceKey};
 use crate::tree::{Insertion, NodeId, ParentId, PrefixTree};
 use crate::verify::TreeFault;
@@ -85,7 +86,7 @@ fn a_node_that_is_free_and_in_the_table_is_found() {
         scene.tree.nodes[1].children = u32::MAX;
         scene.tree.nodes[0].children = 0;
         scene.tree.resident -= 1;
-        scene.tree.extras = Default::default();
+        scene.tree.extras = ExtraKeyStore::default();
     });
     assert_eq!(found, fault(NO_NODE, "the table holds 2 nodes, the tree 1"));
 }
