@@ -329,12 +329,13 @@ def test_what_an_integer_raises_when_it_is_asked_goes_through(
     assert kv.fingerprint() == before
 
 
-def test_an_interrupt_in_a_list_of_items_goes_through() -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError, KeyError])
+def test_what_an_integer_in_an_item_raises_goes_through(raised: type[BaseException]) -> None:
+    def fail() -> None:
+        raise raised
 
-    items: Any = [(bytes(32), Index(0, stop), 1)]
-    with pytest.raises(KeyboardInterrupt):
+    items: Any = [(bytes(32), Index(0, fail), 1)]
+    with pytest.raises(raised):
         pk.TextContext("a", [1], mm_items=items)
 
 

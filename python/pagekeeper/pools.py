@@ -101,9 +101,8 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
         raise ValueError("give total_num_pages or available_bytes, one of them")
     if available_bytes is None:
         return whole_number(total_num_pages, "total_num_pages")
-    if isinstance(available_bytes, bool) or not hasattr(available_bytes, "__index__"):
-        raise ValueError(f"available_bytes={available_bytes!r}: must be a whole number")
-    pages = int(available_bytes) // params.bytes_per_page - 1
+    available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
+    pages = available_bytes // params.bytes_per_page - 1
     if not 1 <= pages < 2**31:
         raise ValueError(
             f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} "

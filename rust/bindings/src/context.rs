@@ -24,7 +24,8 @@ pub(crate) const LOST: &str = "lost its tokens in an internal error while it was
 
 /// One request: a handle on its token log.
 ///
-/// Before `claim` and after `release` it holds its tokens itself; in between the manager does.
+/// Before `claim` and after `release` it holds its tokens itself; in between the manager does. A manager that
+/// ends releases it.
 ///
 /// Args:
 ///     request_id: names the request: a `RequestID`, a str, or an int.

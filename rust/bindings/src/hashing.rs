@@ -4,7 +4,7 @@ use crate::errors;
 use crate::tokens::{TokenInput, ids_from, int_from, number_from, shown, value_of};
 use block_hash::{Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
-use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyIterator, PyList, PyString};
 use radix_tree::{AdapterId, NamespaceKey};
@@ -285,14 +285,18 @@ fn iterated<'py>(values: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, 
     })
 }
 
-/// A tuple that an argument lists; `bad` is told of one that is none. An interrupt goes through.
+/// A tuple that an argument lists, or `bad` when it is none. What else its numbers raise goes through.
 fn extracted<'py, T: FromPyObjectOwned<'py>>(
     item: &Bound<'py, PyAny>,
     bad: impl FnOnce() -> PyErr,
 ) -> PyResult<T> {
-    item.extract::<T>()
-        .map_err(Into::into)
-        .map_err(|error: PyErr| if error.is_instance_of::<PyException>(item.py()) { bad() } else { error })
+    item.extract::<T>().map_err(Into::into).map_err(|error: PyErr| {
+        let py = item.py();
+        let misfits = error.is_instance_of::<PyTypeError>(py)
+            || error.is_instance_of::<PyValueError>(py)
+            || error.is_instance_of::<PyOverflowError>(py);
+        if misfits { bad() } else { error }
+    })
 }
 
 fn text_from(text: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
