@@ -39,7 +39,7 @@ test-rust: $(DEPS) ## Rust tests (cargo-nextest where it is installed) and docte
 	if cargo nextest --version >/dev/null 2>&1; \
 	  then cargo nextest run --workspace --locked; \
 	  else cargo test --workspace --locked --lib --bins --tests; fi
-	cargo test --workspace --locked --doc
+	cargo test --workspace --exclude bindings --locked --doc
 
 test-python: $(NATIVE) ## pytest, the docstrings' examples included
 	$(BIN)/pytest
