@@ -1,9 +1,8 @@
-"""Padding requests, and the manager that is none (MGR-10)."""
+"""Padding requests: the null page in tables, nothing held, nothing stored (MGR-10)."""
 
 import pytest
 
-import pagekeeper as pk
-from model.engine import claimed, free, hit, manager, prefilled, request
+from model.engine import claimed, free, hit, manager, prefilled
 
 PROMPT = list(range(10, 30))
 """Twenty tokens: five blocks of four."""
@@ -39,23 +38,3 @@ def test_a_request_that_holds_pages_cannot_become_padding() -> None:
     with pytest.raises(ValueError, match="padding"):
         kv.alloc_dummy(ctx)
     assert kv.fingerprint() == before
-
-
-def test_the_dummy_cache_accepts_everything_and_holds_nothing() -> None:
-    kv = pk.DummyKVCache()
-    assert isinstance(kv, pk.PagedKVCacheManager)
-    a, b = request([1]), request([2])
-    kv.claim(a)
-    assert kv.contains(b)
-    assert kv.alloc(a).is_complete()
-    assert [transfer.is_complete() for transfer in kv.alloc([a, b])] == [True, True]
-    kv.step([a, b], new_tokens=[1, 1])
-    kv.release(a)
-    assert (kv.block_count().free, kv.block_count().total) == (1, 1)
-    assert kv.metrics() == {}
-
-
-def test_the_dummy_cache_gives_empty_tables_of_the_right_batch() -> None:
-    tables = pk.DummyKVCache().runtime_inputs([[request([1]), request([2]), request([3])]])[0]
-    assert tables.lookup_table.shape[0] == 3
-    assert not tables.lookup_table.any()
