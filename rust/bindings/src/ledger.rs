@@ -3,21 +3,17 @@
 use crate::batch::{one_slot_of, slots_of};
 use crate::context::{RequestKey, TextContext};
 use crate::errors;
-use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, seed_from, without_gil};
+use crate::hashing::seed_from;
 use crate::shared::Shared;
-use crate::tables::{BatchShape, RowMemory};
-use crate::tokens::{counts_from, ids_from, new_tokens_from, number_from, positions_from, tokens_from};
-use block_hash::{Algo, Chain};
+use crate::tokens::{counts_from, ids_from, new_tokens_from, number_from};
+use block_hash::Algo;
 use block_pool::Priority;
-use cache_manager::{
-    FlashInferTables, LedgerConfig, LedgerError, OnDuplicate, PrefixQuery, Reserve, SlotId, VarlenTables,
-};
-use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
+use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Reserve};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyList};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -26,7 +22,7 @@ use std::sync::Arc;
 pub(crate) struct Ledger {
     pub(crate) shared: Arc<Shared>,
     pub(crate) config: LedgerConfig,
-    max_batch_size: usize,
+    pub(crate) max_batch_size: usize,
     /// Claimed contexts by the dense index of their slot.
     pub(crate) contexts: Mutex<Vec<Option<Py<TextContext>>>>,
     /// Ids of the claimed requests.
@@ -35,7 +31,7 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Runs `call`; an error names the request that it is about.
-    fn run<R>(
+    pub(crate) fn run<R>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&mut cache_manager::Ledger) -> Result<R, LedgerError>,
@@ -43,7 +39,7 @@ impl Ledger {
         self.shared.with(py, call)?.map_err(|error| self.explain(py, &error))
     }
 
-    fn explain(&self, py: Python<'_>, error: &LedgerError) -> PyErr {
+    pub(crate) fn explain(&self, py: Python<'_>, error: &LedgerError) -> PyErr {
         let slot = match error {
             LedgerError::TwiceInBatch(slot)
             | LedgerError::NothingToCompute { slot }
@@ -66,47 +62,6 @@ impl Ledger {
         errors::from_ledger(py, error, id.as_ref().map(|id| id.bind(py)))
     }
 
-    fn query(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, inputs: BlockInputs) -> PyResult<PrefixQuery> {
-        let tokens = tokens_from(tokens, "tokens")?;
-        let mut chain = Chain::new(self.config.algo, &inputs.namespace.root(self.config.seed.as_ref()));
-        let page_size = self.config.page_size as usize;
-        if self.config.prefix_caching {
-            let time = hashing_time(self.config.algo, tokens.len());
-            without_gil(py, time, || chain.extend(&tokens, page_size, &inputs.extras));
-        }
-        Ok(PrefixQuery { tokens, namespace: inputs.namespace, extras: inputs.extras, chain })
-    }
-
-    /// Checks a batch for tables, lets `write` fill them, and closes the step.
-    fn write_tables(
-        &self,
-        batch: &Bound<'_, PyAny>,
-        write: impl FnOnce(&mut cache_manager::Ledger, &[SlotId]) -> Result<(), LedgerError>,
-    ) -> PyResult<BatchShape> {
-        let slots = slots_of(batch, &self.shared, false)?;
-        if slots.len() > self.max_batch_size {
-            return Err(PyValueError::new_err(format!(
-                "batch of {} requests: over max_batch_size={}",
-                slots.len(),
-                self.max_batch_size
-            )));
-        }
-        self.run(batch.py(), |ledger| {
-            let shape = ledger.batch_shape(&slots)?;
-            write(ledger, &slots)?;
-            if !slots.is_empty() {
-                ledger.close_step();
-            }
-            Ok(BatchShape {
-                requests: slots.len(),
-                active: shape.total_active,
-                max_active: shape.max_active,
-                max_total: shape.max_total,
-                pages: shape.total_pages,
-            })
-        })
-    }
-
     /// Takes back the contexts that are still claimed.
     fn end(&self, py: Python<'_>) {
         let slots: Vec<_> = {
@@ -116,11 +71,6 @@ impl Ledger {
         if let Ok(Ok(released)) = self.shared.with_even_if_broken(py, |ledger| ledger.release(&slots)) {
             self.unbind(&slots, released);
         }
-    }
-
-    /// Page ids of a request's blocks.
-    fn row(ledger: &cache_manager::Ledger, slot: SlotId) -> Result<Vec<i32>, LedgerError> {
-        Ok(ledger.pages(slot)?.iter().map(|page| page.0.cast_signed()).collect())
     }
 }
 
@@ -302,159 +252,5 @@ impl Ledger {
         let slot = one_slot_of(request, &self.shared)?;
         let hashes = self.run(py, |ledger| ledger.commit(slot))?;
         PyList::new(py, hashes.iter().map(|hash| PyBytes::new(py, hash)))
-    }
-
-    /// `(reusable blocks that are held, reusable blocks, hash of the first block not stored)`.
-    #[pyo3(signature = (tokens, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides))]
-    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
-    fn probe<'py>(
-        &self,
-        tokens: &Bound<'py, PyAny>,
-        salt: Option<&Bound<'py, PyAny>>,
-        lora_id: Option<&Bound<'py, PyAny>>,
-        #[pyo3(from_py_with = generation_from)] lora_generation: u64,
-        mm_items: Option<&Bound<'py, PyAny>>,
-        prompt_embeds: Option<&Bound<'py, PyAny>>,
-        extra_ids: Option<&Bound<'py, PyAny>>,
-        overrides: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<(u32, u32, Option<Bound<'py, PyBytes>>)> {
-        let py = tokens.py();
-        let keywords =
-            BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
-        let inputs = keywords.parse()?;
-        let query = self.query(py, tokens, inputs)?;
-        let reuse = self.shared.with(py, |ledger| ledger.probe(&query))?;
-        Ok((reuse.allocated, reuse.all, reuse.first_new_block.map(|hash| PyBytes::new(py, &hash))))
-    }
-
-    /// Writes the lookup table and the cache lengths of a batch.
-    fn write_max(
-        &self,
-        batch: &Bound<'_, PyAny>,
-        memory: &RowMemory,
-        mut table: PyReadwriteArray2<'_, u32>,
-        mut cache_lengths: PyReadwriteArray1<'_, u32>,
-    ) -> PyResult<BatchShape> {
-        let columns = table.shape()[1];
-        let (table, lengths) = (table.as_slice_mut()?, cache_lengths.as_slice_mut()?);
-        self.write_tables(batch, |ledger, slots| {
-            ledger.write_cache_lengths(slots, lengths)?;
-            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
-        })
-    }
-
-    /// Writes the block table, sequence lengths, slot mapping and query offsets of a batch.
-    fn write_vllm(
-        &self,
-        batch: &Bound<'_, PyAny>,
-        memory: &RowMemory,
-        mut table: PyReadwriteArray2<'_, u32>,
-        mut seq_lens: PyReadwriteArray1<'_, i32>,
-        mut slot_mapping: PyReadwriteArray1<'_, i64>,
-        mut query_start_loc: PyReadwriteArray1<'_, i32>,
-    ) -> PyResult<BatchShape> {
-        let columns = table.shape()[1];
-        let table = table.as_slice_mut()?;
-        let mut varlen = VarlenTables {
-            seq_lens: seq_lens.as_slice_mut()?,
-            slot_mapping: slot_mapping.as_slice_mut()?,
-            query_start_loc: query_start_loc.as_slice_mut()?,
-        };
-        self.write_tables(batch, |ledger, slots| {
-            ledger.write_varlen(slots, &mut varlen)?;
-            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
-        })
-    }
-
-    /// Writes the index arrays of a batch.
-    fn write_flashinfer(
-        &self,
-        batch: &Bound<'_, PyAny>,
-        mut indptr: PyReadwriteArray1<'_, i32>,
-        mut indices: PyReadwriteArray1<'_, i32>,
-        mut last_page_len: PyReadwriteArray1<'_, i32>,
-        mut query_indptr: PyReadwriteArray1<'_, i32>,
-    ) -> PyResult<BatchShape> {
-        let mut tables = FlashInferTables {
-            indptr: indptr.as_slice_mut()?,
-            indices: indices.as_slice_mut()?,
-            last_page_len: last_page_len.as_slice_mut()?,
-            query_indptr: query_indptr.as_slice_mut()?,
-        };
-        self.write_tables(batch, |ledger, slots| ledger.write_flashinfer(slots, &mut tables))
-    }
-
-    /// The page ids of each request's blocks.
-    fn pages<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyArray1<i32>>>> {
-        let slots = slots_of(batch, &self.shared, false)?;
-        let rows = self.run(batch.py(), |ledger| {
-            slots.iter().map(|&slot| Ledger::row(ledger, slot)).collect::<Result<Vec<_>, _>>()
-        })?;
-        Ok(rows.into_iter().map(|row| PyArray1::from_vec(batch.py(), row)).collect())
-    }
-
-    /// The page ids of one request's blocks.
-    fn pages_of<'py>(&self, request: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let slot = one_slot_of(request, &self.shared)?;
-        let row = self.run(request.py(), |ledger| Ledger::row(ledger, slot))?;
-        Ok(PyArray1::from_vec(request.py(), row))
-    }
-
-    /// Where the KV of each token position goes: `page · page_size + offset`, int64.
-    fn slot_mapping<'py>(
-        &self,
-        request: &Bound<'py, PyAny>,
-        positions: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let py = request.py();
-        let slot = one_slot_of(request, &self.shared)?;
-        let positions = positions_from(positions)?;
-        let mapping = self.run(py, |ledger| ledger.slot_mapping(slot, positions.iter().copied()))?;
-        Ok(PyArray1::from_vec(py, mapping))
-    }
-
-    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.with(py, cache_manager::Ledger::reset_prefix_cache)
-    }
-
-    fn verify(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared
-            .with_even_if_broken(py, |ledger| ledger.verify())?
-            .map_err(|fault| errors::named(py, "LedgerCorruptError", fault.to_string()))
-    }
-
-    fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
-        self.shared.with(py, |ledger| ledger.fingerprint())
-    }
-
-    fn debug_dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.shared.with_even_if_broken(py, |ledger| ledger.debug_dump())
-    }
-
-    /// `(pages that can be had, all pages)`.
-    fn block_count(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
-        self.shared.with(py, |ledger| (ledger.slab().available(), ledger.slab().total()))
-    }
-
-    /// Counters and gauges by name.
-    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let out = PyDict::new(py);
-        let (counters, gauges) = self.shared.with(py, |ledger| {
-            let slab = ledger.slab();
-            let gauges = [
-                ("pages_total", u64::from(slab.total())),
-                ("pages_free", u64::from(slab.available())),
-                ("pages_pristine", u64::from(slab.pristine())),
-                ("pages_evictable", u64::from(slab.evictable())),
-                ("pages_in_flight", u64::from(slab.in_flight())),
-                ("cached_blocks", ledger.cached_blocks() as u64),
-                ("requests", ledger.requests() as u64),
-            ];
-            (*ledger.counters(), gauges)
-        })?;
-        for (name, value) in counters.named().into_iter().chain(gauges) {
-            out.set_item(name, value)?;
-        }
-        Ok(out)
     }
 }

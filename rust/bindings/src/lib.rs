@@ -14,6 +14,7 @@ mod errors;
 mod guard;
 mod hashing;
 mod ledger;
+mod queries;
 mod shared;
 mod tables;
 mod tokens;

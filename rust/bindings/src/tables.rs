@@ -1,6 +1,12 @@
-//! What crosses with a table: what is known of its buffer, and how much was written.
+//! What kernels read: the ledger writes into numpy's memory, and says how much it wrote.
 
+use crate::batch::{one_slot_of, slots_of};
+use crate::ledger::Ledger;
+use crate::tokens::positions_from;
+use cache_manager::{FlashInferTables, LedgerError, SlotId, VarlenTables};
+use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// What the ledger wrote into one table buffer last, row by row.
@@ -29,4 +35,130 @@ pub(crate) struct BatchShape {
     pub(crate) max_total: u32,
     /// Page-table entries of all requests.
     pub(crate) pages: u32,
+}
+
+impl Ledger {
+    /// Checks a batch for tables, lets `write` fill them, and closes the step.
+    fn write_tables(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        write: impl FnOnce(&mut cache_manager::Ledger, &[SlotId]) -> Result<(), LedgerError>,
+    ) -> PyResult<BatchShape> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        if slots.len() > self.max_batch_size {
+            return Err(PyValueError::new_err(format!(
+                "batch of {} requests: over max_batch_size={}",
+                slots.len(),
+                self.max_batch_size
+            )));
+        }
+        self.run(batch.py(), |ledger| {
+            let shape = ledger.batch_shape(&slots)?;
+            write(ledger, &slots)?;
+            if !slots.is_empty() {
+                ledger.close_step();
+            }
+            Ok(BatchShape {
+                requests: slots.len(),
+                active: shape.total_active,
+                max_active: shape.max_active,
+                max_total: shape.max_total,
+                pages: shape.total_pages,
+            })
+        })
+    }
+
+    /// Page ids of a request's blocks.
+    fn row(ledger: &cache_manager::Ledger, slot: SlotId) -> Result<Vec<i32>, LedgerError> {
+        Ok(ledger.pages(slot)?.iter().map(|page| page.0.cast_signed()).collect())
+    }
+}
+
+#[pymethods]
+impl Ledger {
+    /// Writes the lookup table and the cache lengths of a batch.
+    fn write_max(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        memory: &RowMemory,
+        mut table: PyReadwriteArray2<'_, u32>,
+        mut cache_lengths: PyReadwriteArray1<'_, u32>,
+    ) -> PyResult<BatchShape> {
+        let columns = table.shape()[1];
+        let (table, lengths) = (table.as_slice_mut()?, cache_lengths.as_slice_mut()?);
+        self.write_tables(batch, |ledger, slots| {
+            ledger.write_cache_lengths(slots, lengths)?;
+            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
+        })
+    }
+
+    /// Writes the block table, sequence lengths, slot mapping and query offsets of a batch.
+    fn write_vllm(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        memory: &RowMemory,
+        mut table: PyReadwriteArray2<'_, u32>,
+        mut seq_lens: PyReadwriteArray1<'_, i32>,
+        mut slot_mapping: PyReadwriteArray1<'_, i64>,
+        mut query_start_loc: PyReadwriteArray1<'_, i32>,
+    ) -> PyResult<BatchShape> {
+        let columns = table.shape()[1];
+        let table = table.as_slice_mut()?;
+        let mut varlen = VarlenTables {
+            seq_lens: seq_lens.as_slice_mut()?,
+            slot_mapping: slot_mapping.as_slice_mut()?,
+            query_start_loc: query_start_loc.as_slice_mut()?,
+        };
+        self.write_tables(batch, |ledger, slots| {
+            ledger.write_varlen(slots, &mut varlen)?;
+            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
+        })
+    }
+
+    /// Writes the index arrays of a batch.
+    fn write_flashinfer(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        mut indptr: PyReadwriteArray1<'_, i32>,
+        mut indices: PyReadwriteArray1<'_, i32>,
+        mut last_page_len: PyReadwriteArray1<'_, i32>,
+        mut query_indptr: PyReadwriteArray1<'_, i32>,
+    ) -> PyResult<BatchShape> {
+        let mut tables = FlashInferTables {
+            indptr: indptr.as_slice_mut()?,
+            indices: indices.as_slice_mut()?,
+            last_page_len: last_page_len.as_slice_mut()?,
+            query_indptr: query_indptr.as_slice_mut()?,
+        };
+        self.write_tables(batch, |ledger, slots| ledger.write_flashinfer(slots, &mut tables))
+    }
+
+    /// The page ids of each request's blocks.
+    fn pages<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyArray1<i32>>>> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        let rows = self.run(batch.py(), |ledger| {
+            slots.iter().map(|&slot| Ledger::row(ledger, slot)).collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(rows.into_iter().map(|row| PyArray1::from_vec(batch.py(), row)).collect())
+    }
+
+    /// The page ids of one request's blocks.
+    fn pages_of<'py>(&self, request: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let slot = one_slot_of(request, &self.shared)?;
+        let row = self.run(request.py(), |ledger| Ledger::row(ledger, slot))?;
+        Ok(PyArray1::from_vec(request.py(), row))
+    }
+
+    /// Where the KV of each token position goes: `page · page_size + offset`, int64.
+    fn slot_mapping<'py>(
+        &self,
+        request: &Bound<'py, PyAny>,
+        positions: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let py = request.py();
+        let slot = one_slot_of(request, &self.shared)?;
+        let positions = positions_from(positions)?;
+        let mapping = self.run(py, |ledger| ledger.slot_mapping(slot, positions.iter().copied()))?;
+        Ok(PyArray1::from_vec(py, mapping))
+    }
 }

@@ -1,0 +1,94 @@
+//! What is asked of the ledger without a request: prefixes, books, counters.
+
+use crate::errors;
+use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, without_gil};
+use crate::ledger::Ledger;
+use crate::tokens::tokens_from;
+use block_hash::Chain;
+use cache_manager::PrefixQuery;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+impl Ledger {
+    fn query(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, inputs: BlockInputs) -> PyResult<PrefixQuery> {
+        let tokens = tokens_from(tokens, "tokens")?;
+        let mut chain = Chain::new(self.config.algo, &inputs.namespace.root(self.config.seed.as_ref()));
+        let page_size = self.config.page_size as usize;
+        if self.config.prefix_caching {
+            let time = hashing_time(self.config.algo, tokens.len());
+            without_gil(py, time, || chain.extend(&tokens, page_size, &inputs.extras));
+        }
+        Ok(PrefixQuery { tokens, namespace: inputs.namespace, extras: inputs.extras, chain })
+    }
+}
+
+#[pymethods]
+impl Ledger {
+    /// `(reusable blocks that are held, reusable blocks, hash of the first block not stored)`.
+    #[pyo3(signature = (tokens, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides))]
+    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
+    fn probe<'py>(
+        &self,
+        tokens: &Bound<'py, PyAny>,
+        salt: Option<&Bound<'py, PyAny>>,
+        lora_id: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = generation_from)] lora_generation: u64,
+        mm_items: Option<&Bound<'py, PyAny>>,
+        prompt_embeds: Option<&Bound<'py, PyAny>>,
+        extra_ids: Option<&Bound<'py, PyAny>>,
+        overrides: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(u32, u32, Option<Bound<'py, PyBytes>>)> {
+        let py = tokens.py();
+        let keywords =
+            BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
+        let inputs = keywords.parse()?;
+        let query = self.query(py, tokens, inputs)?;
+        let reuse = self.shared.with(py, |ledger| ledger.probe(&query))?;
+        Ok((reuse.allocated, reuse.all, reuse.first_new_block.map(|hash| PyBytes::new(py, &hash))))
+    }
+
+    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.with(py, cache_manager::Ledger::reset_prefix_cache)
+    }
+
+    fn verify(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared
+            .with_even_if_broken(py, |ledger| ledger.verify())?
+            .map_err(|fault| errors::named(py, "LedgerCorruptError", fault.to_string()))
+    }
+
+    fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
+        self.shared.with(py, |ledger| ledger.fingerprint())
+    }
+
+    fn debug_dump(&self, py: Python<'_>) -> PyResult<String> {
+        self.shared.with_even_if_broken(py, |ledger| ledger.debug_dump())
+    }
+
+    /// `(pages that can be had, all pages)`.
+    fn block_count(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
+        self.shared.with(py, |ledger| (ledger.slab().available(), ledger.slab().total()))
+    }
+
+    /// Counters and gauges by name.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let out = PyDict::new(py);
+        let (counters, gauges) = self.shared.with(py, |ledger| {
+            let slab = ledger.slab();
+            let gauges = [
+                ("pages_total", u64::from(slab.total())),
+                ("pages_free", u64::from(slab.available())),
+                ("pages_pristine", u64::from(slab.pristine())),
+                ("pages_evictable", u64::from(slab.evictable())),
+                ("pages_in_flight", u64::from(slab.in_flight())),
+                ("cached_blocks", ledger.cached_blocks() as u64),
+                ("requests", ledger.requests() as u64),
+            ];
+            (*ledger.counters(), gauges)
+        })?;
+        for (name, value) in counters.named().into_iter().chain(gauges) {
+            out.set_item(name, value)?;
+        }
+        Ok(out)
+    }
+}
