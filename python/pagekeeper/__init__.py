@@ -11,27 +11,40 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pagekeeper._native import TextContext
+    from pagekeeper.connectors import BlockKey, KVConnector
     from pagekeeper.context import RequestID, TokenBuffer
-    from pagekeeper.counts import BlockCount, PrefixReuseSummary
+    from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
     from pagekeeper.dtypes import DType
     from pagekeeper.dummy import DummyKVCache
-    from pagekeeper.errors import InsufficientBlocksError, LedgerCorruptError, RequestTooLargeError
+    from pagekeeper.errors import (
+        InsufficientBlocksError,
+        KVLoadFailed,
+        KVLoadRefused,
+        LedgerCorruptError,
+        RequestTooLargeError,
+    )
     from pagekeeper.hashing import hash_blocks, hash_blocks_batch
     from pagekeeper.manager import PagedKVCacheManager
     from pagekeeper.params import KVCacheParams, MHAKVCacheParams
     from pagekeeper.tables import KVCacheInputs
-    from pagekeeper.transfers import CompletedTransfer
+    from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
 # Where each public name is. Modules are loaded when a name of theirs is first used, so that
 # `import pagekeeper` costs next to nothing.
 _HOMES = {
     "BlockCount": "counts",
+    "BlockKey": "connectors",
+    "ByteCount": "counts",
     "CompletedTransfer": "transfers",
     "DType": "dtypes",
     "DummyKVCache": "dummy",
     "InsufficientBlocksError": "errors",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
+    "KVConnector": "connectors",
+    "KVConnectorTransfer": "transfers",
+    "KVLoadFailed": "errors",
+    "KVLoadRefused": "errors",
     "LedgerCorruptError": "errors",
     "MHAKVCacheParams": "params",
     "PagedKVCacheManager": "manager",
@@ -46,12 +59,18 @@ _HOMES = {
 
 __all__ = [
     "BlockCount",
+    "BlockKey",
+    "ByteCount",
     "CompletedTransfer",
     "DType",
     "DummyKVCache",
     "InsufficientBlocksError",
     "KVCacheInputs",
     "KVCacheParams",
+    "KVConnector",
+    "KVConnectorTransfer",
+    "KVLoadFailed",
+    "KVLoadRefused",
     "LedgerCorruptError",
     "MHAKVCacheParams",
     "PagedKVCacheManager",

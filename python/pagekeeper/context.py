@@ -139,5 +139,6 @@ _OPTIONS = (
     "token_overrides",
     "no_read",
     "no_store",
+    "dkv_cache_hint",
     "max_new_tokens",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BlockCount", "PrefixReuseSummary"]
+__all__ = ["BlockCount", "ByteCount", "PrefixReuseSummary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,33 @@ class BlockCount:
 
 
 @dataclass(frozen=True, slots=True)
+class ByteCount:
+    """Bytes of an outer tier at one moment: tiers are sized in bytes, and their units may differ from pages.
+
+    >>> ByteCount(free=256, total=1024).used
+    768
+    """
+
+    free: int
+    total: int
+
+    @property
+    def used(self) -> int:
+        """Bytes that hold blocks."""
+        return self.total - self.free
+
+    @property
+    def used_pct(self) -> float:
+        """Used bytes in percent, 0 to 100; 0.0 when there are none."""
+        return 100.0 * self.used / self.total if self.total else 0.0
+
+    @property
+    def free_pct(self) -> float:
+        """Free bytes in percent, 0 to 100; 0.0 when there are none."""
+        return 100.0 * self.free / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixReuseSummary:
     """What a prompt would reuse now.
 
@@ -46,9 +73,13 @@ class PrefixReuseSummary:
         reusable_blocks_all: reusable blocks. The block with the prompt's last token is never reusable.
         first_new_block: hash of the first full block that is not stored; None when all are, or there is none.
         device_blocks: of the reusable blocks, those on the device.
+        host_blocks: of the reusable blocks, those that would be loaded from host memory.
+        disk_blocks: of the reusable blocks, those that would be loaded from disk.
     """
 
     reusable_blocks_allocated: int
     reusable_blocks_all: int
     first_new_block: bytes | None
     device_blocks: int
+    host_blocks: int = 0
+    disk_blocks: int = 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagekeeper.counts import BlockCount, PrefixReuseSummary
+from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
 from pagekeeper.manager import Batch, PagedKVCacheManager, Request, is_one
 from pagekeeper.params import MHAKVCacheParams
 from pagekeeper.tables import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pagekeeper._native import TextContext
+    from pagekeeper.connectors import KVConnector
     from pagekeeper.context import EngineRequest
     from pagekeeper.params import KVCacheParams
     from pagekeeper.pools import Layout
@@ -65,6 +66,7 @@ class DummyKVCache(PagedKVCacheManager):
         buffers: Sequence[torch.Tensor] | None = None,
         model_name: str | None = None,
         weights_revision: str | None = None,
+        connector: KVConnector | None = None,
     ) -> None:
         if params is None:
             params = MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=1, num_layers=1, page_size=1)
@@ -118,6 +120,28 @@ class DummyKVCache(PagedKVCacheManager):
 
     def block_count(self, replica_idx: int = 0, group: str | None = None) -> BlockCount:
         return BlockCount(free=1, total=1)
+
+    def prefetch(
+        self,
+        tokens: Request | ArrayLike,
+        *,
+        salt: str | None = None,
+        lora_id: str | int | None = None,
+        lora_generation: int = 0,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
+        extra_ids: ArrayLike | None = None,
+        overrides: Sequence[tuple[int, int]] = (),
+        hint: object = None,
+        replica_idx: int = 0,
+    ) -> CompletedTransfer:
+        return CompletedTransfer()
+
+    def host_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        return ByteCount(free=1, total=1)
+
+    def disk_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        return ByteCount(free=1, total=1)
 
     def analyze_prefix_reuse(
         self,

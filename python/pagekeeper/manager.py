@@ -6,10 +6,14 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
+import numpy as np
+
 from pagekeeper._native import Ledger, TextContext
-from pagekeeper.context import EngineRequest, read_request
-from pagekeeper.counts import BlockCount, PrefixReuseSummary
+from pagekeeper.connectors import KVConnector
+from pagekeeper.context import EngineRequest, RequestID, TokenBuffer, read_request
+from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
 from pagekeeper.hashing import resolve_seed
+from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.params import KVCacheParams, whole_number
 from pagekeeper.pools import DevicePool, Layout, usable_pages
 from pagekeeper.staging import staging_for
@@ -23,12 +27,11 @@ from pagekeeper.tables import (
     VllmTables,
     write_block_offsets,
 )
-from pagekeeper.transfers import CompletedTransfer
+from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import torch
     from numpy.typing import ArrayLike, NDArray
 
@@ -76,6 +79,7 @@ class PagedKVCacheManager:
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim].
         model_name: for log messages.
         weights_revision: kept; nothing uses it yet.
+        connector: keeps blocks beyond the device. None: blocks live on the device alone.
 
     Raises:
         ValueError: sizes that are missing, doubled, out of range, or too small; buffers that do not fit.
@@ -97,6 +101,7 @@ class PagedKVCacheManager:
         buffers: Sequence[torch.Tensor] | None = None,
         model_name: str | None = None,
         weights_revision: str | None = None,
+        connector: KVConnector | None = None,
     ) -> None:
         if not isinstance(params, KVCacheParams):
             raise TypeError(f"params: got {type(params).__name__}, must be a KVCacheParams")
@@ -112,6 +117,11 @@ class PagedKVCacheManager:
         self.weights_revision = _text(weights_revision, "weights_revision")
         if not isinstance(allocate_pools, bool):
             raise TypeError(f"allocate_pools: got {allocate_pools!r}, must be True or False")
+        if connector is not None:
+            if not isinstance(connector, KVConnector):
+                raise TypeError(f"connector: got {type(connector).__name__}, must be a KVConnector")
+            if not params.enable_prefix_caching:
+                raise ValueError("connector: needs enable_prefix_caching=True")
         self._hash_seed = resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
@@ -125,7 +135,10 @@ class PagedKVCacheManager:
             priority=params.default_retention_priority,
             max_seq_len=self.max_seq_len,
             max_num_input_tokens=self.max_num_input_tokens,
+            offload=connector is not None,
         )
+        self._connector = connector
+        self._tiers = None if connector is None else OuterTiers(self._core, connector)
         self._tables = TableWriter(
             self._core,
             self.max_batch_size,
@@ -168,21 +181,26 @@ class PagedKVCacheManager:
         return self._core.claim(ctx if isinstance(ctx, TextContext) else read_request(ctx))
 
     @overload
-    def alloc(self, batch: Request, num_tokens: int | None = None) -> CompletedTransfer: ...
+    def alloc(self, batch: Request, num_tokens: int | None = None) -> KVConnectorTransfer: ...
 
     @overload
     def alloc(
         self, batch: Requests, num_tokens: int | ArrayLike | None = None
-    ) -> list[CompletedTransfer]: ...
+    ) -> list[KVConnectorTransfer]: ...
 
     def alloc(
         self, batch: Batch, num_tokens: int | ArrayLike | None = None
-    ) -> CompletedTransfer | list[CompletedTransfer]:
+    ) -> KVConnectorTransfer | list[KVConnectorTransfer]:
         """Takes prefix hits and reserves pages for the next forward, for all of `batch` or for none.
 
         Reuse is tried until a prompt is computed: the position moves to the end of the longest stored prefix,
         at most to the token before the last. A forward then computes `ctx.active_length` tokens.
         It may be called for the next step before the results of the last one are known.
+
+        With a connector, blocks that follow those on the device may come from its tiers. Unless the load is
+        complete at once, no forward is planned for such a request: it waits, with the pages of its whole
+        prompt, until `poll_transfers` names it, and is then planned by another `alloc`. Meanwhile its
+        `cached_prefix_length` counts the load already, its `processed_length` does not.
 
         Args:
             batch: the requests.
@@ -190,13 +208,16 @@ class PagedKVCacheManager:
 
         Returns:
             A transfer that is complete when the pages may be read: one for a context or a slot, one for each
-            request of a list or an array.
+            request of a list or an array. One in flight is a `LoadTransfer`, with the copy's `id`.
 
         Raises:
             InsufficientBlocksError: no room now; names the first request that did not fit.
             RequestTooLargeError: never enough room.
-            ValueError: unknown, doubled or already planned requests, or nothing left to compute.
+            ValueError: unknown, doubled, waiting or already planned requests, or nothing left to compute.
         """
+        if self._tiers is not None:
+            transfers = self._tiers.alloc(batch, num_tokens)
+            return transfers[0] if is_one(batch) else transfers
         count = self._core.alloc(batch, num_tokens)
         return _COMPLETED if is_one(batch) else [_COMPLETED] * count
 
@@ -266,6 +287,8 @@ class PagedKVCacheManager:
             raise TypeError(f"batches: got {type(batches).__name__}; give a list, one batch a replica")
         if len(batches) != 1:
             raise ValueError(f"batches: {len(batches)} given, must be 1, one batch a data-parallel replica")
+        if self._connector is not None:
+            self._connector.wait_for_loads()
         return KVCacheInputs(form, (self._tables.write(batches[0], form),))
 
     def step(
@@ -289,7 +312,11 @@ class PagedKVCacheManager:
         Raises:
             ValueError: unknown requests, requests without a step out, counts that do not match.
         """
+        if self._connector is not None:
+            self._connector.wait_for_offloads()
         self._core.step(batch, new_tokens, counts)
+        if self._tiers is not None:
+            self._tiers.offload()
 
     def truncate(self, ctx: Request, length: int) -> None:
         """Drops a request's tokens after the first `length`, with their KV and its steps out.
@@ -347,27 +374,106 @@ class PagedKVCacheManager:
 
         Args:
             now: seconds of a clock that never goes back; None leaves it as it was.
-            completions: ids of copies that have ended.
+            completions: as in `poll_transfers`, which then names the requests that became ready here.
 
         Raises:
-            ValueError: `now` is before an earlier one, or a copy is unknown or ended before.
+            ValueError: `now` is before an earlier one, or a copy is unknown, in flight or ended before.
         """
-        return self._core.begin_step(now, () if completions is None else completions)
+        ends = self._ends(completions)
+        step, waited = self._core.begin_step(now, ends)
+        if self._tiers is not None:
+            self._tiers.settle(ends, waited)
+        return step
 
     def poll_transfers(self, completions: Sequence[int] | None = None) -> list[object]:
         """Ends copies, and gives the requests whose transfers became ready or failed.
 
-        Without a connector there are none.
+        A request that is named was waiting for a load: `alloc` plans its forward now. If the load failed, its
+        blocks are computed, and the request loads no more. Without a connector there are none.
 
         Args:
-            completions: ids of copies that have ended.
+            completions: ids of copies that have ended, so that all ranks see the same ends at the same time:
+                list those that are complete on every rank. None: those that are complete here.
 
         Raises:
-            ValueError: a copy is unknown or ended before.
+            ValueError: a copy is unknown, still in flight here, or ended before.
         """
-        if completions is not None:
-            self._core.finish_copies(completions)
-        return []
+        ends = self._ends(completions)
+        waited = self._core.end_copies(ends)
+        if self._tiers is None:
+            return []
+        self._tiers.settle(ends, waited)
+        return self._tiers.take_ready()
+
+    def _ends(self, completions: Sequence[int] | None) -> list[tuple[int, str]]:
+        if completions is None:
+            return [] if self._tiers is None else self._tiers.ends(self._tiers.completed())
+        copies = [
+            whole_number(copy, f"completions[{index}]", least=0, most=2**64 - 1)
+            for index, copy in enumerate(completions)
+        ]
+        return [(copy, "done") for copy in copies] if self._tiers is None else self._tiers.ends(copies)
+
+    def prefetch(
+        self,
+        tokens: Request | ArrayLike,
+        *,
+        salt: str | None = None,
+        lora_id: str | int | None = None,
+        lora_generation: int = 0,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
+        extra_ids: ArrayLike | None = None,
+        overrides: Sequence[tuple[int, int]] = (),
+        hint: object = None,
+        replica_idx: int = 0,
+    ) -> KVConnectorTransfer:
+        """Brings stored blocks to the device before they are needed.
+
+        Args:
+            tokens: a claimed request as its context, which then waits as after `alloc`; or tokens, whose
+                stored full blocks are cached on the device when the transfer has been settled by
+                `poll_transfers` or `begin_step`.
+            salt: with tokens, as in `analyze_prefix_reuse`; so are the next ones.
+            lora_id: as there.
+            lora_generation: as there.
+            mm_items: as there.
+            prompt_embeds: as there.
+            extra_ids: as there.
+            overrides: as there.
+            hint: with tokens: what connectors get as `hint`.
+            replica_idx: the data-parallel replica; 0.
+
+        Returns:
+            A transfer, complete at once when there is nothing to load.
+
+        Raises:
+            InsufficientBlocksError: no room for the blocks now.
+            ValueError: as in `alloc` and `analyze_prefix_reuse`.
+        """
+        self._check_replica(replica_idx)
+        if isinstance(tokens, TextContext):
+            return _COMPLETED if self._tiers is None else self._tiers.alloc(tokens, None, plan=False)[0]
+        known = TokenBuffer(tokens).all
+        if self._tiers is None or len(known) < self.params.page_size:
+            return _COMPLETED
+        # The block with a request's last token is never loaded: one token more.
+        ctx = TextContext(
+            request_id=RequestID(),
+            tokens=np.append(known, known[-1:]),
+            cache_salt=salt,
+            lora_id=lora_id,
+            lora_generation=lora_generation,
+            mm_items=mm_items,
+            prompt_embeds=prompt_embeds,
+            extra_ids=None
+            if extra_ids is None
+            else np.append(np.asarray(extra_ids, np.uint64), np.uint64(0)),
+            token_overrides=overrides,
+            dkv_cache_hint=hint,
+        )
+        self._core.claim(ctx)
+        return self._tiers.prefetch(ctx)
 
     # What is there.
 
@@ -385,6 +491,30 @@ class PagedKVCacheManager:
         self._check_group(group)
         free, total = self._core.block_count()
         return BlockCount(free, total)
+
+    def host_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        """Bytes of the connector's host memory; none without a connector.
+
+        Args:
+            replica_idx: the data-parallel replica; 0.
+
+        Raises:
+            ValueError: there is no such replica.
+        """
+        self._check_replica(replica_idx)
+        return ByteCount(0, 0) if self._connector is None else self._connector.host_byte_count(replica_idx)
+
+    def disk_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        """Bytes of the connector's disk; none without a connector.
+
+        Args:
+            replica_idx: the data-parallel replica; 0.
+
+        Raises:
+            ValueError: there is no such replica.
+        """
+        self._check_replica(replica_idx)
+        return ByteCount(0, 0) if self._connector is None else self._connector.disk_byte_count(replica_idx)
 
     def analyze_prefix_reuse(
         self,
@@ -416,7 +546,7 @@ class PagedKVCacheManager:
             ValueError: what is out of range, and where; there is no such replica.
         """
         self._check_replica(replica_idx)
-        held, present, first_new = self._core.probe(
+        held, present, first_new, rest = self._core.probe(
             tokens,
             salt=salt,
             lora_id=lora_id,
@@ -426,7 +556,18 @@ class PagedKVCacheManager:
             extra_ids=extra_ids,
             overrides=overrides,
         )
-        return PrefixReuseSummary(held, present, first_new, device_blocks=present)
+        if self._tiers is None or not rest:
+            return PrefixReuseSummary(held, present, first_new, device_blocks=present)
+        host, disk = self._tiers.count_cached_prefix(rest)
+        found = host + disk
+        return PrefixReuseSummary(
+            held,
+            min(present + found, (len(TokenBuffer(tokens)) - 1) // self.params.page_size),
+            rest[found][0] if found < len(rest) else None,
+            device_blocks=present,
+            host_blocks=host,
+            disk_blocks=disk,
+        )
 
     def probe_prefix_match_length(
         self,
@@ -475,7 +616,10 @@ class PagedKVCacheManager:
             ValueError: the request is not claimed, or there is no such group.
         """
         self._check_group(group)
-        return self._core.commit(ctx)
+        hashes = self._core.commit(ctx)
+        if self._tiers is not None:
+            self._tiers.offload()
+        return hashes
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached block, as after a change of weights.
@@ -484,13 +628,16 @@ class PagedKVCacheManager:
         The cost does not grow with the cache.
         """
         self._core.reset_prefix_cache()
+        if self._connector is not None:
+            self._connector.reset_prefix_cache()
 
     def metrics(self) -> dict[str, int]:
         """Counters since the start and gauges of now, by name; docs/operations.md says what each counts.
 
         All are whole numbers of requests, calls, pages, blocks or tokens.
         """
-        return self._core.metrics()
+        own = self._core.metrics()
+        return own if self._tiers is None else {**own, **self._tiers.metrics()}
 
     @property
     def hash_seed(self) -> str | None:
@@ -598,9 +745,11 @@ class PagedKVCacheManager:
     def shutdown(self) -> None:
         """Lets go of the pool, whose memory is free once nobody holds a view of it.
 
-        Only `get_buffers` and `pages_view` end with it: requests may still be stepped and released, and
-        `verify` and `metrics` answer. Calling it again does nothing.
+        The connector is shut down too. Only `get_buffers` and `pages_view` end with it: requests may still be
+        stepped and released, and `verify` and `metrics` answer. Calling it again does nothing.
         """
+        if self._connector is not None:
+            self._connector.shutdown()
         self._pool = None
 
     def _require_pool(self) -> DevicePool:

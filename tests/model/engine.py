@@ -7,7 +7,14 @@ import numpy as np
 
 import pagekeeper as pk
 
-MANAGER_OPTIONS = {"max_batch_size", "max_seq_len", "max_num_input_tokens", "reserve", "allocate_pools"}
+MANAGER_OPTIONS = {
+    "max_batch_size",
+    "max_seq_len",
+    "max_num_input_tokens",
+    "reserve",
+    "allocate_pools",
+    "connector",
+}
 SEED = "0123456789abcdef" * 4
 
 

@@ -41,6 +41,7 @@ pub(crate) const LOST: &str = "lost its tokens in an internal error while it was
 ///         hashes, -2**63 to 2**64 - 1, at most one a token.
 ///     no_read: do not reuse cached blocks.
 ///     no_store: do not share blocks of this request.
+///     dkv_cache_hint: for connectors, which get it as `hint`: who may have the prompt's blocks.
 ///     max_new_tokens: for the caller; not enforced.
 ///
 /// Raises:
@@ -64,6 +65,9 @@ pub(crate) struct TextContext {
     /// Whether the request's blocks are kept private.
     #[pyo3(get)]
     pub(crate) no_store: bool,
+    /// What the request tells connectors, or None.
+    #[pyo3(get)]
+    dkv_cache_hint: Option<Py<PyAny>>,
     pub(crate) namespace: NamespaceKey,
     pub(crate) state: Mutex<State>,
 }
@@ -135,6 +139,10 @@ impl TextContext {
         outcome.map_err(|error| errors::from_ledger(py, &error, Some(self.request_id.bind(py))))
     }
 
+    pub(crate) fn hint(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.dkv_cache_hint.as_ref().map(|hint| hint.clone_ref(py))
+    }
+
     /// The slot while the request is claimed.
     pub(crate) fn claimed_slot(&self) -> Option<SlotId> {
         match &*self.state.lock() {
@@ -162,7 +170,7 @@ impl TextContext {
     #[new]
     #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
-                        no_read = false, no_store = false, max_new_tokens = None))]
+                        no_read = false, no_store = false, dkv_cache_hint = None, max_new_tokens = None))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         request_id: Bound<'_, PyAny>,
@@ -177,6 +185,7 @@ impl TextContext {
         token_overrides: Option<&Bound<'_, PyAny>>,
         no_read: bool,
         no_store: bool,
+        dkv_cache_hint: Option<Py<PyAny>>,
         max_new_tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
@@ -223,6 +232,7 @@ impl TextContext {
             max_new_tokens: new_tokens,
             no_read,
             no_store,
+            dkv_cache_hint,
             namespace: inputs.namespace,
             state: Mutex::new(Content { tokens, extras: inputs.extras, former: None, cached: 0 }.free()),
         })
@@ -330,7 +340,8 @@ impl TextContext {
 
     /// An id of a class of the caller's may refer back to the context.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.request_id)
+        visit.call(&self.request_id)?;
+        visit.call(&self.dkv_cache_hint)
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {

@@ -5,12 +5,12 @@ use crate::context::{RequestKey, TextContext};
 use crate::errors;
 use crate::hashing::seed_from;
 use crate::shared::Shared;
-use crate::tokens::{counts_from, ids_from, new_tokens_from, number_from};
+use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::Priority;
 use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Reserve};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -46,6 +46,7 @@ impl Ledger {
             | LedgerError::AlreadyPlanned { slot, .. }
             | LedgerError::TwoStepsOut { slot }
             | LedgerError::NotPlanned { slot }
+            | LedgerError::Loading { slot }
             | LedgerError::Padding(slot)
             | LedgerError::PlannedBefore(slot)
             | LedgerError::InsufficientBlocks { slot, .. }
@@ -81,25 +82,11 @@ impl Drop for Ledger {
     }
 }
 
-/// The argument `now`, in seconds.
-fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
-    now.extract().map_err(|error: PyErr| {
-        let py = now.py();
-        if error.is_instance_of::<PyOverflowError>(py) {
-            PyValueError::new_err("now: out of range, must be a time in seconds")
-        } else if error.is_instance_of::<PyTypeError>(py) {
-            PyTypeError::new_err(format!("now: {}", error.value(py)))
-        } else {
-            error
-        }
-    })
-}
-
 #[pymethods]
 impl Ledger {
     #[new]
     #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, priority,
-                        max_seq_len, max_num_input_tokens))]
+                        max_seq_len, max_num_input_tokens, offload))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
@@ -113,6 +100,7 @@ impl Ledger {
         priority: i64,
         max_seq_len: Option<u32>,
         max_num_input_tokens: Option<u32>,
+        offload: bool,
     ) -> PyResult<Ledger> {
         if page_size == 0 || pages == 0 || max_batch_size == 0 {
             return Err(PyValueError::new_err("page_size, pages and max_batch_size must be at least 1"));
@@ -147,6 +135,7 @@ impl Ledger {
                     )));
                 }
             },
+            offload,
             priority: Priority::new(priority).map_err(|error| PyValueError::new_err(error.to_string()))?,
             max_seq_len,
             max_num_input_tokens,
@@ -222,17 +211,6 @@ impl Ledger {
     /// Whether a request with this id is claimed.
     fn contains(&self, request_id: &Bound<'_, PyAny>) -> bool {
         RequestKey::of(request_id).is_ok_and(|key| self.ids.lock().contains(&key))
-    }
-
-    fn begin_step(&self, now: Option<&Bound<'_, PyAny>>, completions: &Bound<'_, PyAny>) -> PyResult<u32> {
-        let now = now.map(seconds_from).transpose()?;
-        let ended = ids_from(completions, "completions")?;
-        Ok(self.run(completions.py(), |ledger| ledger.begin_step(now, &ended))?.0)
-    }
-
-    fn finish_copies(&self, completions: &Bound<'_, PyAny>) -> PyResult<()> {
-        let ended = ids_from(completions, "completions")?;
-        self.run(completions.py(), |ledger| ledger.finish_copies(&ended))
     }
 
     /// Pins the pages of `count` blocks from block `first` on; gives `(id, pages, after step)`.

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 mod batch;
 mod claims;
+mod connectors;
 mod context;
 mod errors;
 mod guard;

@@ -1,5 +1,6 @@
 //! What is asked of the ledger without a request: prefixes, books, counters.
 
+use crate::connectors::{Keys, keys};
 use crate::errors;
 use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, without_gil};
 use crate::ledger::Ledger;
@@ -8,6 +9,9 @@ use block_hash::Chain;
 use cache_manager::PrefixQuery;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+
+/// What `probe` gives.
+type Probe<'py> = (u32, u32, Option<Bound<'py, PyBytes>>, Keys<'py>);
 
 impl Ledger {
     fn query(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, inputs: BlockInputs) -> PyResult<PrefixQuery> {
@@ -24,7 +28,8 @@ impl Ledger {
 
 #[pymethods]
 impl Ledger {
-    /// `(reusable blocks that are held, reusable blocks, hash of the first block not stored)`.
+    /// `(reusable blocks that are held, reusable blocks, hash of the first block not stored, keys of the
+    /// blocks from there on)`; the keys are for a connector, and empty without one.
     #[pyo3(signature = (tokens, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn probe<'py>(
@@ -37,14 +42,17 @@ impl Ledger {
         prompt_embeds: Option<&Bound<'py, PyAny>>,
         extra_ids: Option<&Bound<'py, PyAny>>,
         overrides: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<(u32, u32, Option<Bound<'py, PyBytes>>)> {
+    ) -> PyResult<Probe<'py>> {
         let py = tokens.py();
         let keywords =
             BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
         let inputs = keywords.parse()?;
         let query = self.query(py, tokens, inputs)?;
         let reuse = self.shared.with(py, |ledger| ledger.probe(&query))?;
-        Ok((reuse.allocated, reuse.all, reuse.first_new_block.map(|hash| PyBytes::new(py, &hash))))
+        let rest = if self.config.offload { reuse.present..query.chain.len() } else { 0..0 };
+        let rest: Vec<_> = rest.map(|block| query.chain.identity(block)).collect();
+        let first_new = reuse.first_new_block.map(|hash| PyBytes::new(py, &hash));
+        Ok((reuse.allocated, reuse.all, first_new, keys(py, &rest)))
     }
 
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {

@@ -5,7 +5,7 @@ use cache_manager::SlotId;
 use numpy::{
     PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray, PyUntypedArrayMethods,
 };
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
@@ -119,6 +119,20 @@ impl<'py> TokenInput<'py> {
 /// Unsigned 64-bit ids, in the same forms.
 pub(crate) fn ids_from(ids: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>> {
     integers(ids, name, "0 to 2**64 - 1", |value| u64::try_from(value).ok())
+}
+
+/// The argument `now`, in seconds.
+pub(crate) fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
+    now.extract().map_err(|error: PyErr| {
+        let py = now.py();
+        if error.is_instance_of::<PyOverflowError>(py) {
+            PyValueError::new_err("now: out of range, must be a time in seconds")
+        } else if error.is_instance_of::<PyTypeError>(py) {
+            PyTypeError::new_err(format!("now: {}", error.value(py)))
+        } else {
+            error
+        }
+    })
 }
 
 /// Counts of tokens, in the same forms, or one int.

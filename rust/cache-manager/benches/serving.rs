@@ -26,6 +26,7 @@ fn ledger(page_size: u32, pages: u32) -> Ledger {
         seed: None,
         on_duplicate: OnDuplicate::Adopt,
         reserve: Reserve::Chunk,
+        offload: false,
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,

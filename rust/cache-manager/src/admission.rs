@@ -4,6 +4,7 @@ use crate::blocks::Prefix;
 use crate::config::Reserve;
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
+use crate::loads::LoadJob;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use block_pool::{PageId, Step};
@@ -24,6 +25,9 @@ struct Plan {
     placeholder: bool,
     /// Pages to take.
     new_pages: u32,
+    /// Blocks to load before a forward can be planned, and the first of them.
+    load: u32,
+    first_load: u32,
 }
 
 /// Buffers that keep their memory from call to call.
@@ -44,6 +48,30 @@ impl Ledger {
     /// [`LedgerError::InsufficientBlocks`] naming the first request that did not fit, or
     /// [`LedgerError::RequestTooLarge`] when it never will. Nothing is changed then.
     pub fn alloc(&mut self, batch: &[SlotId], num_tokens: &[u32]) -> Result<(), LedgerError> {
+        self.alloc_with_loads(batch, num_tokens, &[]).map(drop)
+    }
+
+    /// [`Ledger::alloc`], where `loads[i]` blocks of request `i` are to come from another tier, after
+    /// those found on the device ([`Ledger::wanted`] says how many these are). For such a request no
+    /// forward is planned: it waits until [`Ledger::end_copies`] is told of its load, holding the pages
+    /// that the rest of its prompt needs. No `loads`: none.
+    ///
+    /// # Errors
+    /// As there; a load that reaches past the blocks that may be reused, or for a request that may not
+    /// load.
+    pub fn alloc_with_loads(
+        &mut self,
+        batch: &[SlotId],
+        num_tokens: &[u32],
+        loads: &[u32],
+    ) -> Result<Vec<LoadJob>, LedgerError> {
+        if !loads.is_empty() && loads.len() != batch.len() {
+            return Err(LedgerError::Mismatch(format!(
+                "loads has {} entries for {} requests",
+                loads.len(),
+                batch.len()
+            )));
+        }
         if num_tokens.len() > 1 && num_tokens.len() != batch.len() {
             return Err(LedgerError::Mismatch(format!(
                 "num_tokens has {} entries for {} requests: give one number, or one a request",
@@ -60,14 +88,11 @@ impl Ledger {
         }
         self.check_batch(batch)?;
         let mut scratch = std::mem::take(&mut self.admission);
-        let outcome = self.plan(batch, num_tokens, &mut scratch);
-        match &outcome {
-            Ok(()) => self.commit_plans(&scratch),
-            Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) => {
-                self.counters.failed_allocs += 1;
-            }
-            Err(_) => {}
+        let outcome = self.plan(batch, num_tokens, loads, &mut scratch);
+        if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
+            self.counters.failed_allocs += 1;
         }
+        let outcome = outcome.map(|()| self.commit_plans(&scratch));
         self.admission = scratch;
         outcome
     }
@@ -103,6 +128,7 @@ impl Ledger {
         &mut self,
         batch: &[SlotId],
         num_tokens: &[u32],
+        loads: &[u32],
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
@@ -114,7 +140,8 @@ impl Ledger {
         let mut refused = None;
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
-            let plan = self.plan_one(slot, bound, scratch)?;
+            let load = loads.get(index).copied().unwrap_or(0);
+            let plan = self.plan_one(slot, bound, load, scratch)?;
             for &(_, page) in &scratch.hits[plan.hits.clone()] {
                 if self.slab.is_evictable(page) && self.slab.mark(page) {
                     own_hits += 1;
@@ -144,6 +171,7 @@ impl Ledger {
         &mut self,
         slot: SlotId,
         bound: Option<u32>,
+        load: u32,
         scratch: &mut Scratch,
     ) -> Result<Plan, LedgerError> {
         let page_size = self.config.page_size;
@@ -158,6 +186,7 @@ impl Ledger {
 
         let first_hit = scratch.hits.len();
         let published = sequence.nodes.len();
+        let mut on_device = published;
         let reads =
             self.config.prefix_caching && !sequence.no_read && !sequence.dummy && sequence.epoch == epoch;
         if reads && sequence.position < sequence.prompt_end {
@@ -176,6 +205,7 @@ impl Ledger {
                     hits.push((node, page));
                 });
             scratch.collisions += u64::from(collided);
+            on_device += hits.len() - first_hit;
             // A hit that ends at or before the position saves nothing.
             if ((published + hits.len() - first_hit) as u32) * page_size <= sequence.position {
                 hits.truncate(first_hit);
@@ -188,6 +218,12 @@ impl Ledger {
         } else {
             (hit_end as u32 * page_size, published..hit_end.min(sequence.row.len()).max(published))
         };
+        let first_load = on_device as u32;
+        if load > 0 {
+            check_load(sequence, slot, first_load, load, page_size, reads)?;
+        }
+        // A load that ends at or before the position saves nothing.
+        let load = if (first_load + load) * page_size > start { load } else { 0 };
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
         let end = len.min(start.saturating_add(most));
         let covered = match self.config.reserve {
@@ -206,21 +242,28 @@ impl Ledger {
             });
         }
         let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
-        let new_pages = if sequence.dummy { 0 } else { covered.div_ceil(page_size).saturating_sub(held) };
-        Ok(Plan { slot, hits, replaced, start, end, placeholder, new_pages })
+        let new_pages = if sequence.dummy {
+            0
+        } else if load > 0 {
+            load + sequence.prompt_end.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+        } else {
+            covered.div_ceil(page_size).saturating_sub(held)
+        };
+        Ok(Plan { slot, hits, replaced, start, end, placeholder, new_pages, load, first_load })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
     /// no page taken for one request is a hit of another.
-    fn commit_plans(&mut self, scratch: &Scratch) {
+    fn commit_plans(&mut self, scratch: &Scratch) -> Vec<LoadJob> {
         self.counters.collisions += scratch.collisions;
+        let mut jobs = Vec::new();
         if scratch.plans.is_empty() {
-            return;
+            return jobs;
         }
         if !self.step_open {
             self.open_step();
         }
-        self.step_joined = true;
+        self.step_joined |= scratch.plans.iter().any(|plan| plan.load == 0);
         for &(_, page) in scratch.plans.iter().flat_map(|plan| &scratch.hits[plan.hits.clone()]) {
             self.slab.acquire(page);
         }
@@ -228,9 +271,23 @@ impl Ledger {
             self.take_hits(plan, &scratch.hits[plan.hits.clone()]);
         }
         for plan in &scratch.plans {
-            self.take_pages(plan.slot, plan.new_pages);
-            self.plan_step(plan);
+            if plan.load > 0 {
+                self.admit(plan);
+                jobs.extend(self.begin_load(
+                    plan.slot,
+                    plan.first_load,
+                    plan.load,
+                    plan.new_pages - plan.load,
+                ));
+            } else {
+                let pages = self.take(plan.new_pages);
+                let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
+                sequence.row.extend(pages);
+                self.admit(plan);
+                self.plan_step(plan);
+            }
         }
+        jobs
     }
 
     fn take_hits(&mut self, plan: &Plan, hits: &[(NodeId, PageId)]) {
@@ -260,8 +317,9 @@ impl Ledger {
         }
     }
 
-    fn take_pages(&mut self, slot: SlotId, count: u32) {
-        let Some(sequence) = self.slots.get_mut(slot) else { return };
+    /// Takes pages that the plan left room for.
+    pub(crate) fn take(&mut self, count: u32) -> Vec<PageId> {
+        let mut pages = Vec::with_capacity(count as usize);
         for _ in 0..count {
             let taken = self.slab.take(self.config.priority).expect("the plan left room for every page");
             if let Some(node) = taken.evicted {
@@ -269,31 +327,39 @@ impl Ledger {
                 self.counters.evictions += 1;
             }
             self.counters.pages_allocated_new += u64::from(taken.pristine);
-            sequence.row.push(taken.page);
+            pages.push(taken.page);
         }
         self.counters.pages_allocated += u64::from(count);
+        pages
     }
 
-    fn plan_step(&mut self, plan: &Plan) {
-        let (step, page_size) = (self.step, self.config.page_size);
+    /// Moves the request to where its hits end, and counts its first admission.
+    fn admit(&mut self, plan: &Plan) {
+        let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
-        if plan.placeholder {
-            sequence.tokens.push(0);
-            sequence.unknown += 1;
-        }
         if !plan.hits.is_empty() {
             sequence.processed = plan.start;
+            sequence.position = plan.start;
         }
-        sequence.position = plan.end;
-        sequence.last_step = step;
-        sequence.interrupted = false;
-        sequence.steps_out.push_back(StepOut { step, start: plan.start, end: plan.end });
         if !sequence.admitted && !sequence.dummy {
             sequence.admitted = true;
             self.counters.admissions += 1;
             self.counters.prompt_tokens += u64::from(sequence.prompt_end);
             self.counters.context_blocks += u64::from(sequence.prompt_end.div_ceil(page_size));
         }
+    }
+
+    fn plan_step(&mut self, plan: &Plan) {
+        let step = self.step;
+        let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
+        if plan.placeholder {
+            sequence.tokens.push(0);
+            sequence.unknown += 1;
+        }
+        sequence.position = plan.end;
+        sequence.last_step = step;
+        sequence.interrupted = false;
+        sequence.steps_out.push_back(StepOut { step, start: plan.start, end: plan.end });
     }
 
     /// The pool for an error: `free` pages can be had beside the hits of the batch.
@@ -309,7 +375,33 @@ impl Ledger {
     }
 }
 
+fn check_load(
+    sequence: &Sequence,
+    slot: SlotId,
+    first: u32,
+    load: u32,
+    page_size: u32,
+    reads: bool,
+) -> Result<(), LedgerError> {
+    let most = if reads && sequence.may_load() {
+        ((sequence.known() - 1) / page_size).saturating_sub(first)
+    } else {
+        0
+    };
+    if load <= most {
+        return Ok(());
+    }
+    Err(LedgerError::OutOfRange {
+        name: "loads",
+        given: i128::from(load),
+        allowed: format!("at most {most} blocks for slot {slot}"),
+    })
+}
+
 fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) -> Result<(), LedgerError> {
+    if sequence.load.is_some() {
+        return Err(LedgerError::Loading { slot });
+    }
     if let Some(newest) = sequence.steps_out.back() {
         if open && newest.step == step {
             return Err(LedgerError::AlreadyPlanned { slot, step: step.0 });

@@ -38,6 +38,9 @@ pub struct LedgerConfig {
     pub on_duplicate: OnDuplicate,
     /// How much the first chunk of a prompt takes.
     pub reserve: Reserve,
+    /// Whether blocks that are published are to be copied to other tiers
+    /// ([`Ledger::take_offloads`](crate::Ledger::take_offloads)).
+    pub offload: bool,
     /// Retention priority of every page.
     pub priority: Priority,
     /// Most tokens a request may have, prompt and output; `None`: as many as the pool holds.

@@ -1,7 +1,7 @@
 //! Copies in flight: what a mover is told to copy, and what its pins hold.
 //!
 //! The ledger decides and never waits. A job says which pages a copy touches and after which step's fence
-//! the mover may touch them; the pages stay pinned until the job is told to be finished.
+//! the mover may touch them; the pages stay pinned until the ledger is told how the copy ended.
 
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
@@ -26,10 +26,29 @@ pub struct CopyJob {
     pub after: Step,
 }
 
-/// The pages of every copy in flight.
+/// How a copy ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopyEnd {
+    /// Every byte is where it belongs.
+    Done,
+    /// Nobody knows what the pages hold now.
+    Failed,
+    /// It was declined before anything moved.
+    Refused,
+}
+
+/// A copy in flight as the ledger remembers it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Copy {
+    pub(crate) pages: Vec<PageId>,
+    /// The request that the pages are loaded for; `None` when the copy only reads them.
+    pub(crate) load: Option<SlotId>,
+}
+
+/// Every copy in flight.
 #[derive(Default)]
 pub(crate) struct Copies {
-    pub(crate) in_flight: BTreeMap<u64, Vec<PageId>>,
+    pub(crate) in_flight: BTreeMap<u64, Copy>,
     next: u64,
 }
 
@@ -41,7 +60,7 @@ impl Copies {
 
 impl Ledger {
     /// Pins the pages of the request's blocks `first .. first + count` for a copy, until
-    /// [`Ledger::finish_copies`].
+    /// [`Ledger::end_copies`].
     ///
     /// # Errors
     /// An unknown slot; blocks that the request does not hold.
@@ -60,41 +79,66 @@ impl Ledger {
                 });
             }
         };
+        let last_step = sequence.last_step;
+        Ok(self.begin_copy(pages, last_step, None))
+    }
+
+    /// Pins `pages` for a copy that waits for the fence of step `after`, and of every page's last use.
+    pub(crate) fn begin_copy(&mut self, pages: Vec<PageId>, after: Step, load: Option<SlotId>) -> CopyJob {
         let last_use = pages.iter().map(|&page| self.slab.last_use(page)).max().unwrap_or_default();
-        let after = last_use.max(sequence.last_step);
         for &page in &pages {
             self.slab.pin(page);
         }
         let id = CopyId(self.copies.next);
         self.copies.next += 1;
-        self.copies.in_flight.insert(id.0, pages.clone());
+        self.copies.in_flight.insert(id.0, Copy { pages: pages.clone(), load });
         self.counters.copies_started += 1;
-        Ok(CopyJob { id, pages, after })
+        CopyJob { id, pages, after: after.max(last_use) }
     }
 
-    /// The copies have ended: their pages are no longer pinned.
+    /// The copies have ended: their pages are no longer pinned, and loads land or are undone. Gives the
+    /// requests that waited for a load; each can be planned again.
     ///
     /// # Errors
     /// A copy that is not in flight, or is named twice. Nothing is changed then.
-    pub fn finish_copies(&mut self, ids: &[u64]) -> Result<(), LedgerError> {
-        let mut named = HashSet::with_capacity(ids.len());
-        if let Some(&id) =
-            ids.iter().find(|id| !self.copies.in_flight.contains_key(id) || !named.insert(**id))
+    pub fn end_copies(&mut self, ended: &[(u64, CopyEnd)]) -> Result<Vec<SlotId>, LedgerError> {
+        let mut named = HashSet::with_capacity(ended.len());
+        if let Some(&(id, _)) =
+            ended.iter().find(|(id, _)| !self.copies.in_flight.contains_key(id) || !named.insert(*id))
         {
             return Err(LedgerError::UnknownCopy(id));
         }
-        for id in ids {
-            let pages = self.copies.in_flight.remove(id).unwrap_or_default();
+        let mut ready = Vec::new();
+        for &(id, end) in ended {
+            let Some(copy) = self.copies.in_flight.remove(&id) else { continue };
             // Deepest first, as a release does; then what lies above counts as used now, so that no
             // block is evicted before a block below it.
-            for &page in pages.iter().rev() {
+            for &page in copy.pages.iter().rev() {
                 if self.slab.unpin(page) {
                     self.refresh_ancestors(page);
                 }
             }
-            self.counters.copies_finished += 1;
+            match end {
+                CopyEnd::Done => self.counters.copies_finished += 1,
+                CopyEnd::Failed => self.counters.copies_failed += 1,
+                CopyEnd::Refused => self.counters.copies_refused += 1,
+            }
+            if let Some(slot) = copy.load
+                && self.end_load(slot, CopyId(id), end)
+            {
+                ready.push(slot);
+            }
         }
-        Ok(())
+        Ok(ready)
+    }
+
+    /// [`Ledger::end_copies`] of copies that ended well.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn finish_copies(&mut self, ids: &[u64]) -> Result<Vec<SlotId>, LedgerError> {
+        let ended: Vec<_> = ids.iter().map(|&id| (id, CopyEnd::Done)).collect();
+        self.end_copies(&ended)
     }
 
     fn refresh_ancestors(&mut self, page: PageId) {

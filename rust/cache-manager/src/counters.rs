@@ -40,8 +40,16 @@ pub struct Counters {
     pub collisions: u64,
     /// Copies started.
     pub copies_started: u64,
-    /// Copies finished.
+    /// Copies finished well.
     pub copies_finished: u64,
+    /// Copies that failed.
+    pub copies_failed: u64,
+    /// Copies that were declined before anything moved.
+    pub copies_refused: u64,
+    /// Blocks that came from other tiers.
+    pub loaded_blocks: u64,
+    /// Tokens that need no forward because their KV came from other tiers.
+    pub loaded_tokens: u64,
     /// Times the prefix cache was reset.
     pub resets: u64,
     /// Results that came for a request released, preempted or truncated meanwhile.
@@ -50,7 +58,7 @@ pub struct Counters {
 
 impl Counters {
     /// `(name, value)` of every counter.
-    pub fn named(&self) -> [(&'static str, u64); 21] {
+    pub fn named(&self) -> [(&'static str, u64); 25] {
         [
             ("claims", self.claims),
             ("releases", self.releases),
@@ -71,6 +79,10 @@ impl Counters {
             ("collisions", self.collisions),
             ("copies_started", self.copies_started),
             ("copies_finished", self.copies_finished),
+            ("copies_failed", self.copies_failed),
+            ("copies_refused", self.copies_refused),
+            ("loaded_blocks", self.loaded_blocks),
+            ("loaded_tokens", self.loaded_tokens),
             ("resets", self.resets),
             ("dropped_results", self.dropped_results),
         ]

@@ -81,7 +81,7 @@ impl Ledger {
                 continue;
             }
             let Some(out) = sequence.steps_out.front() else {
-                return Err(LedgerError::NotPlanned { slot });
+                return Err(sequence.not_planned(slot));
             };
             let count = counts.map_or(one_each, |counts| counts[index]);
             if count > 0 && out.end < sequence.known() {
@@ -133,15 +133,26 @@ impl Ledger {
         }
     }
 
-    /// Publishes the request's blocks that are full, known and computed, and not published yet.
+    /// Publishes the request's blocks that are full, known and computed, and not published yet; what is
+    /// new in the cache is offloaded.
     #[inline]
     pub(crate) fn publish(&mut self, slot: SlotId) {
+        if self.publish_computed(slot) && self.config.offload {
+            self.offload_published(slot);
+        }
+    }
+
+    /// [`Ledger::publish`] without an offload. False when there was nothing to publish.
+    #[inline]
+    pub(crate) fn publish_computed(&mut self, slot: SlotId) -> bool {
         let page_size = self.config.page_size;
-        let Some(sequence) = self.slots.get(slot) else { return };
+        let Some(sequence) = self.slots.get(slot) else { return false };
         let computed = sequence.processed.min(sequence.known()) / page_size;
-        if computed as usize > sequence.nodes.len() && self.publishes(slot) {
+        let publishes = computed as usize > sequence.nodes.len() && self.publishes(slot);
+        if publishes {
             self.publish_up_to(slot, computed as usize);
         }
+        publishes
     }
 
     fn publishes(&self, slot: SlotId) -> bool {
@@ -155,6 +166,7 @@ impl Ledger {
         let page_size = self.config.page_size as usize;
         let Some(sequence) = self.slots.get_mut(slot) else { return };
         sequence.hash_known(page_size);
+        self.published.clear();
         for block in sequence.nodes.len()..computed {
             let parent = parent_after(sequence, &sequence.nodes);
             let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
@@ -172,6 +184,7 @@ impl Ledger {
                     self.tree.set_page(node, own);
                     self.slab.publish(own, NodeLink(node.0), sequence.last_step);
                     self.counters.published_blocks += 1;
+                    self.published.push(block);
                 }
                 Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
                     self.slab.acquire(twin);

@@ -50,6 +50,12 @@ pub enum LedgerError {
         /// The request.
         slot: SlotId,
     },
+    /// The request waits for blocks from another tier.
+    #[error("slot {}: waits for a load; poll_transfers() tells when it is ready", .slot)]
+    Loading {
+        /// The request.
+        slot: SlotId,
+    },
     /// The request has no step out.
     #[error("slot {}: the request has no step out; alloc() it first", .slot)]
     NotPlanned {

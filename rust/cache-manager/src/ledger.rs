@@ -2,9 +2,10 @@
 
 use crate::blocks::BlockReader;
 use crate::config::LedgerConfig;
-use crate::copies::Copies;
+use crate::copies::{Copies, CopyEnd};
 use crate::counters::Counters;
 use crate::error::LedgerError;
+use crate::offloads::OffloadJob;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
 use block_hash::{Identity, Token};
@@ -19,6 +20,10 @@ pub struct Ledger {
     pub(crate) tree: PrefixTree,
     pub(crate) slots: Slots,
     pub(crate) copies: Copies,
+    /// Offloads that nobody has taken yet.
+    pub(crate) offloads: Vec<OffloadJob>,
+    /// Blocks that the newest publication stored.
+    pub(crate) published: Vec<usize>,
     pub(crate) counters: Counters,
     /// Newest step.
     pub(crate) step: Step,
@@ -50,6 +55,8 @@ impl Ledger {
             slab,
             slots: Slots::default(),
             copies: Copies::default(),
+            offloads: Vec::new(),
+            published: Vec::new(),
             counters: Counters::default(),
             step: Step(0),
             step_open: false,
@@ -182,20 +189,25 @@ impl Ledger {
         Ok((0..sequence.chain.len()).map(|block| sequence.chain.identity(block)).collect())
     }
 
-    /// Opens the next step if the newest is closed, tells the time in seconds, and ends copies.
+    /// Opens the next step if the newest is closed, tells the time in seconds, and ends copies
+    /// ([`Ledger::end_copies`]). Gives the step, and the requests whose load has ended.
     ///
     /// # Errors
     /// A time before the last one; a copy that is not in flight. Nothing is changed then.
-    pub fn begin_step(&mut self, now: Option<f64>, completions: &[u64]) -> Result<Step, LedgerError> {
+    pub fn begin_step(
+        &mut self,
+        now: Option<f64>,
+        ended: &[(u64, CopyEnd)],
+    ) -> Result<(Step, Vec<SlotId>), LedgerError> {
         if let Some(now) = now.filter(|&now| !now.is_finite() || now < self.now) {
             return Err(LedgerError::TimeGoesBack { now, latest: self.now });
         }
-        self.finish_copies(completions)?;
+        let ready = self.end_copies(ended)?;
         self.now = now.unwrap_or(self.now);
         if !self.step_open || self.step_joined {
             self.open_step();
         }
-        Ok(self.step)
+        Ok((self.step, ready))
     }
 
     /// Closes the open step: its forward is about to run.
@@ -215,7 +227,7 @@ impl Ledger {
         self.tree.clear();
         self.slab.forget_all();
         self.epoch += 1;
-        for sequence in self.slots.iter_mut().filter(|sequence| sequence.row.is_empty()) {
+        for sequence in self.slots.iter_mut().filter(|sequence| sequence.holds_nothing()) {
             sequence.join_epoch(&mut self.tree, self.epoch);
         }
         self.counters.resets += 1;

@@ -2,6 +2,7 @@
 
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
+use crate::loads::drop_load;
 use crate::sequence::{Released, Sequence};
 use crate::slots::SlotId;
 use block_pool::{Slab, Step};
@@ -31,6 +32,7 @@ impl Ledger {
             return Ok(());
         }
         sequence.drop_steps_out(launched);
+        drop_load(sequence, page_size, &mut self.slab);
         sequence.tokens.truncate(len as usize);
         // From an item that is cut short on, blocks have another identity than they had.
         let same = sequence.extras.truncate(len as usize).map_or(len, |token| token as u32);
@@ -57,10 +59,11 @@ impl Ledger {
     pub fn preempt(&mut self, batch: &[SlotId]) -> Result<(), LedgerError> {
         self.check_batch(batch)?;
         let launched = self.launched_before();
-        let current = self.epoch;
+        let (current, page_size) = (self.epoch, self.config.page_size);
         for &slot in batch {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
+            drop_load(sequence, page_size, &mut self.slab);
             give_back(sequence, 0, 0, &mut self.slab, &mut self.tree, current);
             sequence.processed = 0;
             sequence.position = 0;
@@ -88,6 +91,7 @@ impl Ledger {
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
+        drop_load(&mut sequence, self.config.page_size, &mut self.slab);
         give_back(&mut sequence, 0, 0, &mut self.slab, &mut self.tree, self.epoch);
         if sequence.epoch == self.epoch {
             self.tree.release_namespace(sequence.namespace);

@@ -25,6 +25,8 @@ pub struct PrefixReuse {
     pub allocated: u32,
     /// Reusable blocks.
     pub all: u32,
+    /// Leading full blocks that are stored, reusable or not.
+    pub present: usize,
     /// The first full block that is not stored.
     pub first_new_block: Option<Identity>,
 }
@@ -45,18 +47,17 @@ impl Ledger {
             extras: &query.extras,
             page_size: self.config.page_size as usize,
         };
-        let mut present = 0;
         if let Some(namespace) = self.tree.find_namespace(&query.namespace) {
             let root = ParentId::Root(namespace);
             prefix.walk(&self.tree, root, 0, full, &mut BlockReader::default(), |_, page| {
-                if present < reusable {
+                if reuse.present < reusable {
                     reuse.all += 1;
                     reuse.allocated += u32::from(self.slab.state(page) != PageState::Evictable);
                 }
-                present += 1;
+                reuse.present += 1;
             });
         }
-        reuse.first_new_block = (present < full).then(|| query.chain.identity(present));
+        reuse.first_new_block = (reuse.present < full).then(|| query.chain.identity(reuse.present));
         reuse
     }
 }

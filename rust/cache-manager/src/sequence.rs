@@ -1,5 +1,6 @@
 //! One request: its token log, its hash chain, its pages, and its steps in flight.
 
+use crate::loads::Load;
 use block_hash::{Chain, ExtraKeys, Token};
 use block_pool::{PageId, Step};
 use radix_tree::{NamespaceId, NamespaceKey, NodeId, PrefixTree};
@@ -104,6 +105,10 @@ pub(crate) struct Sequence {
     pub(crate) cached: u32,
     /// Counted as admitted.
     pub(crate) admitted: bool,
+    /// Blocks on the way from another tier; the request waits for them.
+    pub(crate) load: Option<Load>,
+    /// A load of this request failed: it asks no more.
+    pub(crate) load_failed: bool,
     /// Steps whose results are due, oldest first; at most two.
     pub(crate) steps_out: VecDeque<StepOut>,
     /// Results to drop when they come; each with whether a token is still to come with it.
@@ -144,6 +149,8 @@ impl Sequence {
             prompt_end,
             cached: 0,
             admitted: false,
+            load: None,
+            load_failed: false,
             steps_out: VecDeque::with_capacity(2),
             dropped: VecDeque::new(),
             interrupted: false,
@@ -210,6 +217,8 @@ impl Sequence {
             prompt_end,
             cached,
             admitted,
+            load,
+            load_failed,
             steps_out,
             dropped,
             interrupted,
@@ -219,7 +228,7 @@ impl Sequence {
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
         (no_read, no_store, dummy, row, row_version, namespace, epoch).hash(hasher);
         (nodes, anchored, blocked, processed, position, prompt_end, cached).hash(hasher);
-        (admitted, steps_out, dropped, interrupted, last_step).hash(hasher);
+        (admitted, load, load_failed, steps_out, dropped, interrupted, last_step).hash(hasher);
     }
 
     /// Takes a token whose step was dropped meanwhile; true when the token was one of these.
@@ -240,6 +249,11 @@ impl Sequence {
         if known / page_size > self.chain.len() {
             self.chain.extend(&self.tokens[..known], page_size, &self.extras);
         }
+    }
+
+    /// Whether the sequence holds no page, and none is on its way.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.row.is_empty() && self.load.is_none()
     }
 
     /// Takes part in the prefix cache of `epoch`, which is not the sequence's; it holds no page.

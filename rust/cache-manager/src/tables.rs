@@ -208,7 +208,7 @@ impl Ledger {
 
     fn planned(&self, slot: SlotId) -> Result<(&Sequence, StepOut), LedgerError> {
         let sequence = self.sequence(slot)?;
-        let out = sequence.steps_out.back().ok_or(LedgerError::NotPlanned { slot })?;
+        let out = sequence.steps_out.back().ok_or(sequence.not_planned(slot))?;
         Ok((sequence, *out))
     }
 }

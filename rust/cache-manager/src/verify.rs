@@ -44,8 +44,15 @@ impl Ledger {
         let mut holders: HashMap<NamespaceId, u32> = HashMap::new();
         for (slot, sequence) in self.slots.iter() {
             self.verify_sequence(sequence).map_err(|what| LedgerFault::Sequence { slot: slot.0, what })?;
-            for &page in &sequence.row {
+            let loading = sequence.load.iter().flat_map(|load| load.pages.iter().chain(&load.rest));
+            for &page in sequence.row.iter().chain(loading) {
                 *refs.entry(page).or_default() += 1;
+            }
+            if let Some(load) = &sequence.load
+                && self.copies.in_flight.get(&load.copy.0).is_none_or(|copy| copy.load != Some(slot))
+            {
+                let what = "waits for a load that is not in flight".into();
+                return Err(LedgerFault::Sequence { slot: slot.0, what });
             }
             if sequence.epoch == self.epoch {
                 *holders.entry(sequence.namespace).or_default() += 1;
@@ -61,7 +68,7 @@ impl Ledger {
             }
         }
         let mut pins: HashMap<PageId, u32> = HashMap::new();
-        for &page in self.copies.in_flight.values().flatten() {
+        for &page in self.copies.in_flight.values().flat_map(|copy| &copy.pages) {
             *pins.entry(page).or_default() += 1;
         }
         for page in (1..=self.slab.used()).map(PageId) {
@@ -112,6 +119,9 @@ impl Ledger {
             return Err(format!(
                 "of {len} tokens, {processed} are processed, its steps end at {due}, not at {position}"
             ));
+        }
+        if sequence.load.is_some() && !sequence.steps_out.is_empty() {
+            return Err("computes while it waits for a load".into());
         }
         if sequence.dummy {
             return if sequence.row.is_empty() {
@@ -196,6 +206,8 @@ impl Ledger {
             orphans_swept: _,
             reader: _,
             admission: _,
+            offloads: _, // their copies are in flight
+            published: _,
         } = self;
         let mut hasher = DefaultHasher::new();
         (step, step_open, step_joined, epoch, now.to_bits()).hash(&mut hasher);
@@ -244,8 +256,8 @@ impl Ledger {
                 sequence.steps_out.iter().map(|out| (out.step.0, out.start, out.end)).collect::<Vec<_>>(),
             );
         }
-        for (id, pages) in &self.copies.in_flight {
-            let _ = writeln!(text, "copy {id}: {pages:?}");
+        for (id, copy) in &self.copies.in_flight {
+            let _ = writeln!(text, "copy {id}: {copy:?}");
         }
         text
     }

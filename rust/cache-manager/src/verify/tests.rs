@@ -1,6 +1,7 @@
 //! Each test damages one field and asks which page, node or request is named.
 
 use crate::config::{LedgerConfig, OnDuplicate, Reserve};
+use crate::copies::Copy;
 use crate::ledger::Ledger;
 use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
@@ -50,6 +51,7 @@ fn sound() -> Ledger {
         seed: None,
         on_duplicate: OnDuplicate::Private,
         reserve: Reserve::Chunk,
+        offload: false,
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,
@@ -102,7 +104,9 @@ fn a_pin_that_no_copy_holds_is_found() {
 
 #[test]
 fn a_copy_of_a_page_that_is_not_pinned_is_found() {
-    let found = after(|ledger| assert_eq!(ledger.copies.in_flight.insert(9, vec![PageId(2)]), None));
+    let found = after(|ledger| {
+        assert_eq!(ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], load: None }), None)
+    });
     assert_eq!(found, page(2, "counts 0 pins, copies hold 1"));
 }
 

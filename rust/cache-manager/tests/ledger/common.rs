@@ -17,6 +17,7 @@ pub(crate) fn config(pages: u32) -> LedgerConfig {
         seed: None,
         on_duplicate: OnDuplicate::Adopt,
         reserve: Reserve::Chunk,
+        offload: false,
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,

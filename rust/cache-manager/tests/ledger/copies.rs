@@ -2,7 +2,7 @@
 
 use crate::common::{claim, computed, config, forward, prompt, row};
 use block_pool::{PageId, PageState, Step};
-use cache_manager::{Ledger, SlotId};
+use cache_manager::{CopyEnd, Ledger, SlotId};
 
 /// Two stored blocks on pages 1 and 2, and the request that holds them.
 fn two_blocks() -> (Ledger, SlotId) {
@@ -120,7 +120,7 @@ fn a_copy_of_the_tail_that_ends_late_does_not_put_it_behind_the_block_above() {
 fn completions_may_come_with_the_opening_of_a_step() {
     let (mut ledger, slot) = two_blocks();
     let job = ledger.start_copy(slot, 0, 1).unwrap();
-    assert_eq!(ledger.begin_step(Some(1.5), &[job.id.0]), Ok(Step(2)));
+    assert_eq!(ledger.begin_step(Some(1.5), &[(job.id.0, CopyEnd::Done)]), Ok((Step(2), vec![])));
     assert_eq!(ledger.slab().pins(PageId(1)), 0);
     ledger.verify().unwrap();
 }

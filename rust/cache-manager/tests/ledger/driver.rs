@@ -5,7 +5,7 @@ use crate::device::{Device, Mover, Work, kv_after};
 use block_hash::Token;
 use block_pool::PageId;
 use cache_manager::{
-    Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId, VarlenTables,
+    CopyEnd, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId, VarlenTables,
 };
 use std::collections::VecDeque;
 
@@ -401,9 +401,9 @@ impl Driver {
         // A step is launched before the next begins.
         let (_, open) = self.ledger.newest_step();
         let told = if open || self.random.one_in(2) {
-            self.ledger.finish_copies(&[id])
+            self.ledger.finish_copies(&[id]).map(drop)
         } else {
-            self.ledger.begin_step(None, &[id]).map(|_| ())
+            self.ledger.begin_step(None, &[(id, CopyEnd::Done)]).map(drop)
         };
         told.map_err(|error| format!("finish_copies: {error}"))
     }

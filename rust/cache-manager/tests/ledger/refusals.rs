@@ -2,7 +2,9 @@
 
 use crate::common::{claim, computed, config, prompt};
 use block_hash::{ContentSpan, ExtraInputs, ExtraKeys};
-use cache_manager::{FlashInferTables, Ledger, LedgerConfig, LedgerError, RowMemory, SlotId, VarlenTables};
+use cache_manager::{
+    CopyEnd, FlashInferTables, Ledger, LedgerConfig, LedgerError, RowMemory, SlotId, VarlenTables,
+};
 
 /// A ledger in the middle of its work: 5 of 8 pages are held.
 struct Scene {
@@ -110,13 +112,13 @@ refuses! {
         |s| s.ledger.start_copy(s.idle, 1, usize::MAX) => LedgerError::OutOfRange { .. },
     end_of_a_copy_that_never_began: |s| s.ledger.finish_copies(&[s.copy, 99]) => LedgerError::UnknownCopy(99),
     end_of_one_copy_twice: |s| s.ledger.finish_copies(&[s.copy, s.copy]) => LedgerError::UnknownCopy(0),
-    time_that_goes_back: |s| s.ledger.begin_step(Some(9.5), &[s.copy]) => LedgerError::TimeGoesBack { .. },
+    time_that_goes_back: |s| s.ledger.begin_step(Some(9.5), &[(s.copy, CopyEnd::Done)]) => LedgerError::TimeGoesBack { .. },
     time_that_is_no_number:
-        |s| s.ledger.begin_step(Some(f64::NAN), &[s.copy]) => LedgerError::TimeGoesBack { .. },
+        |s| s.ledger.begin_step(Some(f64::NAN), &[(s.copy, CopyEnd::Done)]) => LedgerError::TimeGoesBack { .. },
     time_without_end:
-        |s| s.ledger.begin_step(Some(f64::INFINITY), &[s.copy]) => LedgerError::TimeGoesBack { .. },
+        |s| s.ledger.begin_step(Some(f64::INFINITY), &[(s.copy, CopyEnd::Done)]) => LedgerError::TimeGoesBack { .. },
     a_step_with_the_end_of_an_unknown_copy:
-        |s| s.ledger.begin_step(Some(11.0), &[s.copy, 99]) => LedgerError::UnknownCopy(99),
+        |s| s.ledger.begin_step(Some(11.0), &[(s.copy, CopyEnd::Done), (99, CopyEnd::Done)]) => LedgerError::UnknownCopy(99),
 
     a_table_of_a_request_that_is_not_planned:
         |s| s.ledger.batch_shape(&[s.planned, s.idle]) => LedgerError::NotPlanned { .. },

@@ -1,0 +1,165 @@
+"""Connectors: what keeps blocks beyond the device, and how the manager talks to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from pagekeeper.counts import ByteCount
+from pagekeeper.errors import KVLoadRefused
+from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
+
+__all__ = ["BlockKey", "KVConnector", "NullConnector"]
+
+
+class BlockKey(NamedTuple):
+    """What a block is, on every tier.
+
+    A connector finds a block by `hash` and serves it only if `guard` is equal too: another guard under the
+    same hash is another block, and so a miss.
+
+    Attributes:
+        hash: the canonical bytes of the block hash: 8, or 32 for "sha256".
+        guard: 16 bytes of a second identity of the whole prefix.
+    """
+
+    hash: bytes
+    guard: bytes
+
+
+@runtime_checkable
+class KVConnector(Protocol):
+    """Outer tiers of one cache: host memory, disks, remote stores.
+
+    The manager calls it from the thread that drives the scheduler, never with a lock held;
+    `count_cached_prefix` may be called from any thread. A call that raises anything but `KVLoadRefused` is
+    logged and counts as a miss or as a failed copy: it never breaks the scheduler.
+
+    `block_ids` are pages of the device pool, `block_hashes` the blocks that they hold, in the same order.
+    `hint` is the request's `dkv_cache_hint`.
+    """
+
+    def lookup(
+        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+    ) -> Sequence[bool]:
+        """Whether each block is here. Changes nothing."""
+        ...
+
+    def count_cached_prefix(
+        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+    ) -> tuple[int, int]:
+        """How many leading blocks are here, as (read from host memory, read from disk). Changes nothing."""
+        ...
+
+    def load(
+        self,
+        block_ids: Sequence[int],
+        block_hashes: Sequence[BlockKey],
+        replica_idx: int = 0,
+        hint: object = None,
+    ) -> KVConnectorTransfer:
+        """Begins to copy blocks into pages, all or nothing.
+
+        The pages belong to the load until the transfer is complete.
+
+        Raises:
+            KVLoadRefused: nothing was moved and nothing will be.
+        """
+        ...
+
+    def offload(
+        self, block_ids: Sequence[int], block_hashes: Sequence[BlockKey], replica_idx: int = 0
+    ) -> KVConnectorTransfer:
+        """Begins to copy pages out. They do not change until the transfer is complete."""
+        ...
+
+    def touch(self, block_hashes: Sequence[BlockKey], replica_idx: int = 0) -> None:
+        """These blocks, from the first of their prefix on, were used on the device: they count as used."""
+        ...
+
+    def wait_for_loads(self) -> None:
+        """Orders loads that were begun before the forward that is launched next."""
+        ...
+
+    def wait_for_offloads(self) -> None:
+        """Orders offloads that were begun after the forward that has just run."""
+        ...
+
+    def host_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        """Bytes of host memory, free and in all."""
+        ...
+
+    def disk_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        """Bytes of disk, free and in all."""
+        ...
+
+    def metrics(self) -> Mapping[str, int]:
+        """Counters and gauges by name."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every block, those on their way included."""
+        ...
+
+    def shutdown(self) -> None:
+        """Ends what is in flight and gives memory back. Calling it again does nothing."""
+        ...
+
+
+class NullConnector:
+    """No outer tier: nothing is found, nothing is kept. A start for connectors that need only some calls."""
+
+    def lookup(
+        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+    ) -> Sequence[bool]:
+        """Nothing is here."""
+        return [False] * len(block_hashes)
+
+    def count_cached_prefix(
+        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+    ) -> tuple[int, int]:
+        """No block."""
+        return 0, 0
+
+    def load(
+        self,
+        block_ids: Sequence[int],
+        block_hashes: Sequence[BlockKey],
+        replica_idx: int = 0,
+        hint: object = None,
+    ) -> KVConnectorTransfer:
+        """Declines every load."""
+        raise KVLoadRefused("there is no outer tier")
+
+    def offload(
+        self, block_ids: Sequence[int], block_hashes: Sequence[BlockKey], replica_idx: int = 0
+    ) -> KVConnectorTransfer:
+        """Drops the blocks."""
+        return CompletedTransfer()
+
+    def touch(self, block_hashes: Sequence[BlockKey], replica_idx: int = 0) -> None:
+        """Does nothing."""
+
+    def wait_for_loads(self) -> None:
+        """Does nothing."""
+
+    def wait_for_offloads(self) -> None:
+        """Does nothing."""
+
+    def host_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        """0 of 0."""
+        return ByteCount(0, 0)
+
+    def disk_byte_count(self, replica_idx: int = 0) -> ByteCount:
+        """0 of 0."""
+        return ByteCount(0, 0)
+
+    def metrics(self) -> Mapping[str, int]:
+        """None."""
+        return {}
+
+    def reset_prefix_cache(self) -> None:
+        """Does nothing."""
+
+    def shutdown(self) -> None:
+        """Does nothing."""

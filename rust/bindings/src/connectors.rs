@@ -1,0 +1,130 @@
+//! What the ledger and a connector in Python tell each other: wanted blocks, loads, offloads, ends.
+
+use crate::batch::slots_of;
+use crate::context::TextContext;
+use crate::ledger::Ledger;
+use crate::tokens::{counts_from, seconds_from};
+use block_hash::Identity;
+use cache_manager::{CopyEnd, SlotId};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+/// Blocks by what they are: canonical hash and guard each.
+pub(crate) type Keys<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
+
+/// `(blocks that may be reused, how many of them are on the device, the request's hint)`.
+type Wanted<'py> = (Keys<'py>, usize, Option<Py<PyAny>>);
+
+/// `(slot, first block, copy, pages)` of a load that began.
+type Load = (u32, usize, u64, Vec<u32>);
+
+pub(crate) fn keys<'py>(py: Python<'py>, identities: &[Identity]) -> Keys<'py> {
+    identities.iter().map(|identity| (PyBytes::new(py, identity), PyBytes::new(py, &[0; 16]))).collect()
+}
+
+/// How a copy ended, as Python names it.
+struct Ended((u64, CopyEnd));
+
+impl<'py> FromPyObject<'_, 'py> for Ended {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Ended> {
+        let (copy, end): (u64, String) = given.extract()?;
+        let end = match end.as_str() {
+            "done" => CopyEnd::Done,
+            "failed" => CopyEnd::Failed,
+            "refused" => CopyEnd::Refused,
+            _ => {
+                return Err(PyValueError::new_err(format!("{end:?}: must be 'done', 'failed' or 'refused'")));
+            }
+        };
+        Ok(Ended((copy, end)))
+    }
+}
+
+fn ends(ended: Vec<Ended>) -> Vec<(u64, CopyEnd)> {
+    ended.into_iter().map(|Ended(end)| end).collect()
+}
+
+impl Ledger {
+    fn context_of(&self, py: Python<'_>, slot: SlotId) -> Option<Py<TextContext>> {
+        let contexts = self.contexts.lock();
+        contexts.get(slot.index()).and_then(|context| context.as_ref().map(|context| context.clone_ref(py)))
+    }
+}
+
+#[pymethods]
+impl Ledger {
+    /// The slots of a batch.
+    fn slots(&self, batch: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        Ok(slots_of(batch, &self.shared, false)?.into_iter().map(|slot| slot.0).collect())
+    }
+
+    /// The id of the request under a slot; None when nobody is claimed under it.
+    fn request_id(&self, py: Python<'_>, slot: u32) -> Option<Py<PyAny>> {
+        self.context_of(py, SlotId(slot)).map(|context| context.get().request_id.clone_ref(py))
+    }
+
+    /// What each request of a batch could use of other tiers; None for one that does not ask.
+    fn wanted<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Vec<Option<Wanted<'py>>>> {
+        let py = batch.py();
+        let slots = slots_of(batch, &self.shared, false)?;
+        let wanted = self
+            .run(py, |ledger| slots.iter().map(|&slot| ledger.wanted(slot)).collect::<Result<Vec<_>, _>>())?;
+        let one = |(slot, wanted): (&SlotId, cache_manager::Wanted)| {
+            let hint = self.context_of(py, *slot).and_then(|context| context.get().hint(py));
+            (keys(py, &wanted.identities), wanted.on_device, hint)
+        };
+        Ok(slots.iter().zip(wanted).map(|(slot, wanted)| wanted.map(|wanted| one((slot, wanted)))).collect())
+    }
+
+    /// `alloc`, with blocks of each request that come from another tier.
+    fn alloc_with_loads(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        num_tokens: Option<&Bound<'_, PyAny>>,
+        loads: Vec<u32>,
+    ) -> PyResult<Vec<Load>> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        let bounds =
+            num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?.unwrap_or_default();
+        let jobs = self.run(batch.py(), |ledger| ledger.alloc_with_loads(&slots, &bounds, &loads))?;
+        let load = |job: cache_manager::LoadJob| {
+            (job.slot.0, job.first, job.copy.id.0, job.copy.pages.iter().map(|page| page.0).collect())
+        };
+        Ok(jobs.into_iter().map(load).collect())
+    }
+
+    /// Tells how copies ended: `(copy, "done" | "failed" | "refused")` each. Gives the slots that waited.
+    fn end_copies(&self, ended: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
+        let py = ended.py();
+        let ended = ends(ended.extract()?);
+        let ready = self.run(py, |ledger| ledger.end_copies(&ended))?;
+        Ok(ready.into_iter().map(|slot| slot.0).collect())
+    }
+
+    /// Opens the next step if the newest is closed or planned, and ends copies. Gives its number, and the
+    /// slots that waited for these copies.
+    fn begin_step(
+        &self,
+        now: Option<&Bound<'_, PyAny>>,
+        ended: &Bound<'_, PyList>,
+    ) -> PyResult<(u32, Vec<u32>)> {
+        let now = now.map(seconds_from).transpose()?;
+        let py = ended.py();
+        let ended = ends(ended.extract()?);
+        let (step, ready) = self.run(py, |ledger| ledger.begin_step(now, &ended))?;
+        Ok((step.0, ready.into_iter().map(|slot| slot.0).collect()))
+    }
+
+    /// Offloads that began since the last call: `(copy, pages, keys)` each.
+    fn take_offloads<'py>(&self, py: Python<'py>) -> PyResult<Vec<(u64, Vec<u32>, Keys<'py>)>> {
+        let jobs = self.shared.with(py, cache_manager::Ledger::take_offloads)?;
+        let offload = |job: cache_manager::OffloadJob| {
+            let pages = job.copy.pages.iter().map(|page| page.0).collect();
+            (job.copy.id.0, pages, keys(py, &job.identities))
+        };
+        Ok(jobs.into_iter().map(offload).collect())
+    }
+}

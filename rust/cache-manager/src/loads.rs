@@ -1,0 +1,147 @@
+//! Loads: blocks of a prompt that come from another tier instead of being computed.
+//!
+//! The caller asks what a request could use ([`Ledger::wanted`]), asks the tiers what they have, and gives
+//! `alloc` a number of blocks to load. The request then waits: it holds the pages that the load fills and
+//! those of the rest of its prompt, so that two requests that wait cannot starve each other. When the load
+//! has landed its blocks are published; when it failed, nothing of it is left.
+
+use crate::blocks::Prefix;
+use crate::copies::{CopyEnd, CopyId, CopyJob};
+use crate::error::LedgerError;
+use crate::ledger::{Ledger, parent_after};
+use crate::sequence::Sequence;
+use crate::slots::SlotId;
+use block_hash::Identity;
+use block_pool::{PageId, Slab};
+
+/// A load in flight, of blocks `first .. first + pages.len()`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Load {
+    pub(crate) copy: CopyId,
+    pub(crate) first: u32,
+    /// The page that each block is loaded into.
+    pub(crate) pages: Vec<PageId>,
+    /// Pages for the rest of the prompt.
+    pub(crate) rest: Vec<PageId>,
+}
+
+/// The blocks of a prompt as other tiers know them.
+pub struct Wanted {
+    /// The identities of all blocks that may be reused, from the first on.
+    pub identities: Vec<Identity>,
+    /// How many of them `alloc` would find on the device.
+    pub on_device: usize,
+}
+
+/// A load that `alloc` began.
+pub struct LoadJob {
+    /// The request that waits for it.
+    pub slot: SlotId,
+    /// The first block that is loaded.
+    pub first: usize,
+    /// The copy into the pages of the blocks, in order.
+    pub copy: CopyJob,
+}
+
+impl Sequence {
+    /// Whether the request has a prompt to compute and neither computes nor waits.
+    pub(crate) fn may_load(&self) -> bool {
+        !self.load_failed
+            && self.load.is_none()
+            && self.steps_out.is_empty()
+            && self.position < self.prompt_end
+            && !self.dummy
+    }
+
+    /// Why the request is in no batch.
+    pub(crate) fn not_planned(&self, slot: SlotId) -> LedgerError {
+        if self.load.is_some() { LedgerError::Loading { slot } } else { LedgerError::NotPlanned { slot } }
+    }
+}
+
+impl Ledger {
+    /// What the request could use of other tiers. `None` when it may not ask: it reads no cache, has no
+    /// prompt to compute, computes or waits already, or had a load that failed.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn wanted(&mut self, slot: SlotId) -> Result<Option<Wanted>, LedgerError> {
+        let page_size = self.config.page_size;
+        let epoch = self.epoch;
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        let reads = self.config.prefix_caching && !sequence.no_read && sequence.epoch == epoch;
+        if !reads || !sequence.may_load() {
+            return Ok(None);
+        }
+        sequence.hash_known(page_size as usize);
+        let limit = ((sequence.known() - 1) / page_size) as usize;
+        let published = sequence.nodes.len();
+        let prefix = Prefix {
+            log: &sequence.tokens,
+            keys: sequence.chain.keys(),
+            extras: &sequence.extras,
+            page_size: page_size as usize,
+        };
+        let mut on_device = published;
+        let parent = parent_after(sequence, &sequence.nodes);
+        prefix.walk(&self.tree, parent, published, limit, &mut self.reader, |_, _| on_device += 1);
+        let identities = (0..limit).map(|block| sequence.chain.identity(block)).collect();
+        Ok(Some(Wanted { identities, on_device }))
+    }
+
+    /// Takes the pages of a planned load and pins those that it fills.
+    pub(crate) fn begin_load(&mut self, slot: SlotId, first: u32, blocks: u32, rest: u32) -> Option<LoadJob> {
+        let mut pages = self.take(blocks + rest);
+        let rest = pages.split_off(blocks as usize);
+        let last_step = self.slots.get(slot)?.last_step;
+        let copy = self.begin_copy(pages.clone(), last_step, Some(slot));
+        let page_size = self.config.page_size;
+        let sequence = self.slots.get_mut(slot)?;
+        sequence.cached += (first + blocks) * page_size - sequence.position;
+        sequence.load = Some(Load { copy: copy.id, first, pages, rest });
+        Some(LoadJob { slot, first: first as usize, copy })
+    }
+
+    /// The load of `copy` has ended. False when the request does not wait for it any more.
+    pub(crate) fn end_load(&mut self, slot: SlotId, copy: CopyId, end: CopyEnd) -> bool {
+        let page_size = self.config.page_size;
+        let Some(sequence) = self.slots.get_mut(slot) else { return false };
+        let Some(load) = sequence.load.take_if(|load| load.copy == copy) else { return false };
+        if end != CopyEnd::Done {
+            sequence.load_failed |= end == CopyEnd::Failed;
+            undo(sequence, &load, page_size, &mut self.slab);
+            if sequence.epoch != self.epoch && sequence.holds_nothing() {
+                sequence.join_epoch(&mut self.tree, self.epoch);
+            }
+            return true;
+        }
+        let end = load.first as usize + load.pages.len();
+        for block in (load.first as usize..end.min(sequence.row.len())).rev() {
+            self.slab.release(sequence.row[block], sequence.last_step);
+            sequence.row_version += 1;
+        }
+        let kept = sequence.row.split_off(end.min(sequence.row.len()));
+        sequence.row.truncate(load.first as usize);
+        sequence.row.extend(load.pages.iter().chain(&kept).chain(&load.rest));
+        self.counters.loaded_blocks += load.pages.len() as u64;
+        self.counters.loaded_tokens += u64::from(end as u32 * page_size - sequence.position);
+        sequence.processed = end as u32 * page_size;
+        sequence.position = sequence.processed;
+        self.publish_computed(slot); // the tiers have these blocks: no offload
+        true
+    }
+}
+
+/// The request no longer waits: pages of the load are in flight until the copy ends, then free.
+pub(crate) fn drop_load(sequence: &mut Sequence, page_size: u32, slab: &mut Slab) {
+    if let Some(load) = sequence.load.take() {
+        undo(sequence, &load, page_size, slab);
+    }
+}
+
+fn undo(sequence: &mut Sequence, load: &Load, page_size: u32, slab: &mut Slab) {
+    sequence.cached -= (load.first + load.pages.len() as u32) * page_size - sequence.position;
+    for &page in load.rest.iter().rev().chain(load.pages.iter().rev()) {
+        slab.release(page, sequence.last_step);
+    }
+}

@@ -1,0 +1,32 @@
+//! Offloads: copies of blocks to other tiers, begun when the blocks are published.
+
+use crate::copies::CopyJob;
+use crate::ledger::Ledger;
+use crate::slots::SlotId;
+use block_hash::Identity;
+use block_pool::PageId;
+
+/// Blocks to copy to another tier, with the pages that hold them.
+pub struct OffloadJob {
+    /// What the blocks are, in the order of the pages.
+    pub identities: Vec<Identity>,
+    /// The copy; the pages stay pinned until it has ended.
+    pub copy: CopyJob,
+}
+
+impl Ledger {
+    /// What was published since the last call, to be copied to other tiers. Without
+    /// [`LedgerConfig::offload`](crate::LedgerConfig) there is nothing.
+    pub fn take_offloads(&mut self) -> Vec<OffloadJob> {
+        std::mem::take(&mut self.offloads)
+    }
+
+    /// Begins the offload of the request's blocks that were stored just now.
+    pub(crate) fn offload_published(&mut self, slot: SlotId) {
+        let Some(sequence) = self.slots.get(slot).filter(|_| !self.published.is_empty()) else { return };
+        let pages: Vec<PageId> = self.published.iter().map(|&block| sequence.row[block]).collect();
+        let identities = self.published.iter().map(|&block| sequence.chain.identity(block)).collect();
+        let copy = self.begin_copy(pages, sequence.last_step, None);
+        self.offloads.push(OffloadJob { identities, copy });
+    }
+}
