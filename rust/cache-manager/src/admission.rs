@@ -6,7 +6,7 @@ use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
-use block_pool::{PageId, Step};
+use block_pool::{PageId, Step, Taken};
 use radix_tree::NodeId;
 use std::ops::Range;
 
@@ -31,6 +31,8 @@ struct Plan {
 pub(crate) struct Scratch {
     plans: Vec<Plan>,
     hits: Vec<(NodeId, PageId)>,
+    /// Pages taken for one request.
+    taken: Vec<Taken>,
     /// Collisions met while planning.
     collisions: u64,
 }
@@ -62,7 +64,7 @@ impl Ledger {
         let mut scratch = std::mem::take(&mut self.admission);
         let outcome = self.plan(batch, num_tokens, &mut scratch);
         match &outcome {
-            Ok(()) => self.commit_plans(&scratch),
+            Ok(()) => self.commit_plans(&mut scratch),
             Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) => {
                 self.counters.failed_allocs += 1;
             }
@@ -212,7 +214,7 @@ impl Ledger {
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
     /// no page taken for one request is a hit of another.
-    fn commit_plans(&mut self, scratch: &Scratch) {
+    fn commit_plans(&mut self, scratch: &mut Scratch) {
         self.counters.collisions += scratch.collisions;
         if scratch.plans.is_empty() {
             return;
@@ -228,7 +230,7 @@ impl Ledger {
             self.take_hits(plan, &scratch.hits[plan.hits.clone()]);
         }
         for plan in &scratch.plans {
-            self.take_pages(plan.slot, plan.new_pages);
+            self.take_pages(plan.slot, plan.new_pages, &mut scratch.taken);
             self.plan_step(plan);
         }
     }
@@ -260,10 +262,12 @@ impl Ledger {
         }
     }
 
-    fn take_pages(&mut self, slot: SlotId, count: u32) {
+    fn take_pages(&mut self, slot: SlotId, count: u32, taken: &mut Vec<Taken>) {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
-        for _ in 0..count {
-            let taken = self.slab.take(self.config.priority).expect("the plan left room for every page");
+        taken.clear();
+        let complete = self.slab.take_many(count, self.config.priority, taken);
+        assert!(complete, "the plan left room for every page");
+        for taken in taken {
             if let Some(node) = taken.evicted {
                 self.tree.clear_page(NodeId(node.0));
                 self.counters.evictions += 1;

@@ -1,7 +1,7 @@
 //! What a ledger is told at the start.
 
 use block_hash::Algo;
-use block_pool::Priority;
+use block_pool::{EvictionPolicy, Priority};
 
 /// What happens when a sequence publishes a block that another sequence published before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +38,8 @@ pub struct LedgerConfig {
     pub on_duplicate: OnDuplicate,
     /// How much the first chunk of a prompt takes.
     pub reserve: Reserve,
+    /// Which cached page of a priority goes first.
+    pub policy: EvictionPolicy,
     /// Retention priority of every page.
     pub priority: Priority,
     /// Most tokens a request may have, prompt and output; `None`: as many as the pool holds.

@@ -43,7 +43,7 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger with an empty pool.
     pub fn new(config: LedgerConfig) -> Ledger {
-        let slab = Slab::new(config.pages);
+        let slab = Slab::new(config.pages, config.policy, config.priority);
         let blocks = if config.prefix_caching { config.pages as usize } else { 0 };
         Ledger {
             tree: PrefixTree::new(config.page_size as usize, blocks),
