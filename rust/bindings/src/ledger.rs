@@ -7,7 +7,7 @@ use crate::hashing::seed_from;
 use crate::shared::Shared;
 use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
-use block_pool::Priority;
+use block_pool::{EvictionPolicy, Priority};
 use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Reserve};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
@@ -136,6 +136,7 @@ impl Ledger {
                 }
             },
             offload,
+            policy: EvictionPolicy::default(),
             priority: Priority::new(priority).map_err(|error| PyValueError::new_err(error.to_string()))?,
             max_seq_len,
             max_num_input_tokens,

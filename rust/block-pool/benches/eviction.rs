@@ -1,47 +1,98 @@
-//! Handing out a page by evicting the one released longest ago, then releasing it as a cached page again.
+//! Handing out pages by evicting those released longest ago, then releasing them as cached pages again.
 //!
 //! The pages were released in a shuffled order, so that the lists jump through memory as they do after
 //! hours of traffic. The cost of an eviction stays flat up to what cache misses cost: nothing is searched.
+//! `cargo run --release --example eviction_cost` counts the instructions. A run of pages of one prompt is
+//! hit and released in the order in which it lies in memory.
 
 use std::hint::black_box;
 use std::time::Duration;
 
-use block_pool::{NodeLink, PageId, Priority, Slab, Step};
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use block_pool::{EvictionPolicy, NodeLink, PageId, Priority, Slab, Step, Taken};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
-fn take_and_release(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("take and release");
-    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    for pages in [1_000, 10_000, 100_000, 1_000_000] {
-        let mut slab = shuffled(pages);
+/// Pages of 32k tokens, 16 a page.
+const RUN: u32 = 2048;
+
+fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = criterion.benchmark_group(name);
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
+    group
+}
+
+fn one_by_one(criterion: &mut Criterion) {
+    for policy in [EvictionPolicy::PriorityLru, EvictionPolicy::PrioritySlru] {
+        let mut group = group(criterion, &format!("take and release/{policy:?}"));
+        for pages in [1_000, 10_000, 100_000, 1_000_000] {
+            let mut slab = shuffled(pages, policy);
+            group.bench_function(BenchmarkId::from_parameter(pages), |bencher| {
+                bencher.iter(|| {
+                    let taken = slab.take(Priority::DEFAULT).expect("every page is evictable");
+                    publish_and_release(&mut slab, black_box(taken));
+                });
+            });
+        }
+    }
+}
+
+fn many_at_once(criterion: &mut Criterion) {
+    let mut group = group(criterion, "take many and release");
+    let mut taken = Vec::new();
+    for pages in [10_000, 100_000, 1_000_000] {
+        let mut slab = shuffled(pages, EvictionPolicy::PriorityLru);
+        group.throughput(Throughput::Elements(RUN.into()));
         group.bench_function(BenchmarkId::from_parameter(pages), |bencher| {
             bencher.iter(|| {
-                let taken = slab.take(Priority::DEFAULT).expect("every page is evictable");
-                slab.publish(taken.page, taken.evicted.expect("every page is cached"), Step(1));
-                slab.release(black_box(taken.page), Step(1));
+                taken.clear();
+                assert!(slab.take_many(RUN, Priority::DEFAULT, &mut taken));
+                taken.iter().for_each(|&taken| publish_and_release(&mut slab, taken));
             });
         });
     }
-    group.finish();
 }
 
-/// A slab all of whose pages are cached and evictable, released in an order that looks random.
-fn shuffled(pages: u32) -> Slab {
-    let mut slab = Slab::new(pages);
+fn runs(criterion: &mut Criterion) {
+    let mut group = group(criterion, "hit and release a run");
+    let mut slab = cached(100_000, EvictionPolicy::PriorityLru);
+    (1..=100_000).rev().for_each(|page| slab.release(PageId(page), Step(1)));
+    let mut first = 1;
+    group.throughput(Throughput::Elements(RUN.into()));
+    group.bench_function(BenchmarkId::from_parameter(RUN), |bencher| {
+        bencher.iter(|| {
+            first = (first + RUN) % (100_000 - RUN) + 1;
+            (first..first + RUN).for_each(|page| slab.acquire(PageId(page)));
+            (first..first + RUN).rev().for_each(|page| slab.release(PageId(page), Step(2)));
+        });
+    });
+}
+
+fn publish_and_release(slab: &mut Slab, taken: Taken) {
+    slab.publish(taken.page, taken.evicted.expect("every page is cached"), Step(1));
+    slab.release(taken.page, Step(1));
+}
+
+/// A slab all of whose pages are cached, and held.
+fn cached(pages: u32, policy: EvictionPolicy) -> Slab {
+    let mut slab = Slab::new(pages, policy, Priority::DEFAULT);
     while let Some(taken) = slab.take(Priority::DEFAULT) {
         slab.publish(taken.page, NodeLink(taken.page.0), Step(1));
     }
+    slab
+}
+
+/// A slab all of whose pages are evictable, released in an order that looks random.
+fn shuffled(pages: u32, policy: EvictionPolicy) -> Slab {
+    let mut slab = cached(pages, policy);
     let mut order: Vec<u32> = (1..=pages).collect();
     let mut random = 1_u64;
     for at in (1..order.len()).rev() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         order.swap(at, (random >> 33) as usize % (at + 1));
     }
-    for page in order {
-        slab.release(PageId(page), Step(1));
-    }
+    order.into_iter().for_each(|page| slab.release(PageId(page), Step(1)));
     slab
 }
 
-criterion_group!(benches, take_and_release);
+criterion_group!(benches, one_by_one, many_at_once, runs);
 criterion_main!(benches);

@@ -15,10 +15,15 @@
 #![forbid(unsafe_code)]
 
 mod ids;
+mod page;
+mod policy;
 mod queue;
+mod retention;
 mod slab;
 mod verify;
 
 pub use ids::{NodeLink, PageId, Priority, PriorityError, Step};
-pub use slab::{PageState, Slab, Taken};
+pub use policy::{EvictionPolicy, PolicyError};
+pub use retention::{Retention, RetentionError};
+pub use slab::{Lapsed, PageState, Slab, Taken};
 pub use verify::PageFault;

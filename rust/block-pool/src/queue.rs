@@ -1,175 +1,370 @@
-//! Eviction order as intrusive lists: one for pages that stand for nothing, one a priority level.
+//! Eviction order: for each priority level the pages that were never hit (on probation) and those that were
+//! (protected), each in the order of release; before all levels the pages that stand for nothing.
 //!
-//! Each list is circular around a sentinel, so that a page leaves whatever list it is in without knowing
-//! which: a priority that changes while a page is queued cannot unlink it from the wrong list.
+//! The order of release is kept by stamps. A released page has the newest stamp and is appended to its
+//! list. A page that changes its level or segment while it is queued keeps its stamp and goes into the
+//! *moved* list beside, where an index finds its place; the older of both lists' first pages goes next.
+//! A page remembers the list it was put into, so that it leaves that one whatever its priority is by then.
 
 use crate::ids::{PageId, Priority};
+use crate::page::Page;
+use std::collections::BTreeMap;
 
 #[cfg(test)]
 mod tests;
 
-/// Marks a page that is in no list.
-const UNLINKED: u32 = u32::MAX;
-
-/// Which list a page is in.
+/// Which list a page is in: four a level, in the order probation, moved to probation, protected, moved to
+/// protected. The first level is that of uncached pages, of which only the first list is used.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-pub(crate) struct QueueId(u8);
+pub(crate) struct QueueId(u16);
 
 impl QueueId {
+    /// Not queued.
+    pub(crate) const NONE: QueueId = QueueId(u16::MAX);
     /// Pages that are not in the prefix tree; they go before every cached page.
     pub(crate) const UNCACHED: QueueId = QueueId(0);
+    const COUNT: usize = 4 * LEVELS;
 
-    pub(crate) const COUNT: usize = 1 + Priority::LEVELS;
-
-    pub(crate) fn of(priority: Priority) -> QueueId {
-        QueueId(1 + priority.level())
+    /// Where released pages of `priority` go.
+    #[inline]
+    pub(crate) fn of(priority: Priority, protected: bool) -> QueueId {
+        QueueId(4 * (1 + u16::from(priority.level())) + 2 * u16::from(protected))
     }
 
-    pub(crate) fn all() -> impl Iterator<Item = QueueId> {
-        (0..Self::COUNT).map(|i| QueueId(i as u8))
+    fn all() -> impl Iterator<Item = QueueId> {
+        (0..Self::COUNT as u16).map(QueueId)
     }
 
-    /// `None` for the list of uncached pages.
+    /// The list beside, for pages that come with an older stamp.
+    fn moved(self) -> QueueId {
+        QueueId(self.0 | 1)
+    }
+
+    #[inline]
+    fn is_moved(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    /// The list of the same segment that released pages go to.
+    pub(crate) fn segment(self) -> QueueId {
+        QueueId(self.0 & !1)
+    }
+
+    /// The priority level; `None` for the list of uncached pages.
     pub(crate) fn level(self) -> Option<u8> {
-        self.0.checked_sub(1)
+        (self.0 / 4).checked_sub(1).map(|level| level as u8)
+    }
+
+    pub(crate) fn is_protected(self) -> bool {
+        self.0 & 2 == 2
+    }
+
+    fn bit(self) -> u128 {
+        1 << (self.0 / 4)
     }
 }
+
+/// Uncached pages, then one a priority.
+const LEVELS: usize = 1 + Priority::LEVELS;
+/// So many protected pages may stand beside one on probation before they go like it: 80 % of the level.
+const PROTECTED_TO_PROBATION: u64 = 4;
+/// Neighbour of the first and of the last page of a list.
+const END: PageId = PageId::NULL;
 
 #[derive(Clone, Copy)]
-struct Links {
-    prev: u32,
-    next: u32,
+struct List {
+    first: PageId,
+    last: PageId,
+    len: u32,
 }
+
+const EMPTY: List = List { first: END, last: END, len: 0 };
 
 /// The lists over the pages of one slab.
 pub(crate) struct EvictionQueues {
-    /// One sentinel a list, then one entry a page: page `p` is at `COUNT + p`.
-    links: Vec<Links>,
-    /// Bit `q` is set when list `q` holds a page; the lowest set bit is where the next victim is.
+    lists: Box<[List; QueueId::COUNT]>,
+    /// A bit a level: set when one of its lists holds a page.
     occupied: u128,
     queued: u32,
+    /// The pages of the *moved* lists, in their order.
+    moved: BTreeMap<(QueueId, u64), PageId>,
+    /// Newest stamp.
+    clock: u64,
+    /// Pages stamped up to here stand for nothing, and are uncached if they are queued.
+    forgotten: u64,
 }
 
-/// Where sentinels end and pages begin.
-const PAGES: u32 = QueueId::COUNT as u32;
-
 impl EvictionQueues {
-    /// Empty lists, with memory set aside for `capacity` pages.
-    pub(crate) fn new(capacity: usize) -> Self {
-        let mut links = Vec::with_capacity(QueueId::COUNT + capacity);
-        links.extend((0..PAGES).map(|queue| Links { prev: queue, next: queue }));
-        Self { links, occupied: 0, queued: 0 }
-    }
-
-    /// Knows one page more, in no list: the one after the last.
-    pub(crate) fn add_page(&mut self) {
-        self.links.push(Links { prev: UNLINKED, next: UNLINKED });
+    pub(crate) fn new() -> EvictionQueues {
+        EvictionQueues {
+            lists: Box::new([EMPTY; QueueId::COUNT]),
+            occupied: 0,
+            queued: 0,
+            moved: BTreeMap::new(),
+            clock: 0,
+            forgotten: 0,
+        }
     }
 
     /// Pages in all lists.
+    #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.queued
     }
 
+    /// A stamp newer than all before.
     #[inline]
-    pub(crate) fn contains(&self, page: PageId) -> bool {
-        self.links.get(place(page) as usize).is_some_and(|links| links.next != UNLINKED)
+    pub(crate) fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
     }
 
-    /// Appends `page` to list `queue`: everything in the list goes before it.
-    pub(crate) fn push_back(&mut self, page: PageId, queue: QueueId) {
-        debug_assert!(!self.contains(page), "{page} is queued already");
-        let (own, sentinel) = (place(page), u32::from(queue.0));
-        let last = self.links[sentinel as usize].prev;
-        self.links[own as usize] = Links { prev: last, next: sentinel };
-        self.links[last as usize].next = own;
-        self.links[sentinel as usize].prev = own;
-        self.occupied |= 1 << queue.0;
+    /// Newest stamp.
+    pub(crate) fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// Whether what the page stood for at its stamp was not forgotten since.
+    #[inline]
+    pub(crate) fn is_current(&self, page: &Page) -> bool {
+        page.stamp > self.forgotten
+    }
+
+    /// Where `page` is queued.
+    #[inline]
+    pub(crate) fn queue_of(&self, page: &Page) -> QueueId {
+        match page.queue {
+            QueueId::NONE => QueueId::NONE,
+            queue if self.is_current(page) => queue,
+            _ => QueueId::UNCACHED,
+        }
+    }
+
+    /// Appends `page` to `queue` with a new stamp: everything in the list goes before it.
+    #[inline]
+    pub(crate) fn push_back(&mut self, pages: &mut [Page], page: PageId, queue: QueueId) {
+        pages[page.index()].stamp = self.tick();
+        self.link(pages, page, queue, self.lists[usize::from(queue.0)].last, END);
+    }
+
+    /// Puts `page` into the level and segment of `queue`, where its stamp belongs.
+    pub(crate) fn insert(&mut self, pages: &mut [Page], page: PageId, queue: QueueId) {
+        let stamp = pages[page.index()].stamp;
+        let last = self.lists[usize::from(queue.0)].last;
+        if last == END || pages[last.index()].stamp < stamp {
+            return self.link(pages, page, queue, last, END);
+        }
+        let queue = queue.moved();
+        let before = self.moved.range((queue, 0)..(queue, stamp)).next_back();
+        let prev = before.map_or(END, |(_, &page)| page);
+        let next = match prev {
+            END => self.lists[usize::from(queue.0)].first,
+            prev => pages[prev.index()].next,
+        };
+        self.moved.insert((queue, stamp), page);
+        self.link(pages, page, queue, prev, next);
+    }
+
+    #[inline]
+    fn link(&mut self, pages: &mut [Page], page: PageId, queue: QueueId, prev: PageId, next: PageId) {
+        let record = &mut pages[page.index()];
+        debug_assert!(record.queue == QueueId::NONE, "{page} is queued already");
+        (record.queue, record.prev, record.next) = (queue, prev, next);
+        let list = &mut self.lists[usize::from(queue.0)];
+        list.len += 1;
+        match prev {
+            END => list.first = page,
+            prev => pages[prev.index()].next = page,
+        }
+        match next {
+            END => list.last = page,
+            next => pages[next.index()].prev = page,
+        }
+        self.occupied |= queue.bit();
         self.queued += 1;
     }
 
     /// Takes `page` out of the list it is in.
-    pub(crate) fn remove(&mut self, page: PageId) {
-        debug_assert!(self.contains(page), "{page} is not queued");
-        let own = place(page) as usize;
-        let Links { prev, next } = self.links[own];
-        self.links[own] = Links { prev: UNLINKED, next: UNLINKED };
-        self.links[prev as usize].next = next;
-        self.links[next as usize].prev = prev;
-        if prev == next {
-            self.occupied &= !(1 << prev); // only a sentinel is its own neighbour
+    #[inline]
+    pub(crate) fn remove(&mut self, pages: &mut [Page], page: PageId) {
+        let record = &mut pages[page.index()];
+        let queue = self.queue_of(record);
+        debug_assert!(queue != QueueId::NONE, "{page} is not queued");
+        let Page { stamp, prev, next, .. } = *record;
+        record.queue = QueueId::NONE;
+        let list = &mut self.lists[usize::from(queue.0)];
+        list.len -= 1;
+        match prev {
+            END => list.first = next,
+            prev => pages[prev.index()].next = next,
+        }
+        match next {
+            END => list.last = prev,
+            next => pages[next.index()].prev = prev,
         }
         self.queued -= 1;
-    }
-
-    /// First page of the first list that is not empty.
-    pub(crate) fn first(&self) -> Option<PageId> {
-        (self.occupied != 0).then(|| self.links[self.occupied.trailing_zeros() as usize].next).map(page_at)
-    }
-
-    /// First page of `queue`.
-    pub(crate) fn front(&self, queue: QueueId) -> Option<PageId> {
-        let first = self.links[usize::from(queue.0)].next;
-        (first >= PAGES).then(|| page_at(first))
-    }
-
-    /// Moves every page to the list of uncached pages, keeping the order; costs O(lists).
-    pub(crate) fn merge_into_uncached(&mut self) {
-        let target = u32::from(QueueId::UNCACHED.0);
-        for queue in
-            QueueId::all().skip(1).filter(|queue| self.occupied & (1 << queue.0) != 0).collect::<Vec<_>>()
-        {
-            let sentinel = u32::from(queue.0);
-            let Links { prev: last, next: first } = self.links[sentinel as usize];
-            let tail = self.links[target as usize].prev;
-            self.links[tail as usize].next = first;
-            self.links[first as usize].prev = tail;
-            self.links[last as usize].next = target;
-            self.links[target as usize].prev = last;
-            self.links[sentinel as usize] = Links { prev: sentinel, next: sentinel };
+        if self.lists[usize::from(queue.0)].len == 0 && self.level(queue).iter().all(|list| list.len == 0) {
+            self.occupied &= !queue.bit();
         }
-        self.occupied = u128::from(self.queued > 0);
+        if queue.is_moved() {
+            self.moved.remove(&(queue, stamp));
+        }
+    }
+
+    /// Whether a page is queued that stands for nothing.
+    #[inline]
+    pub(crate) fn has_uncached(&self) -> bool {
+        self.occupied & QueueId::UNCACHED.bit() != 0
+    }
+
+    /// The page that goes next.
+    #[inline]
+    pub(crate) fn first(&self, pages: &[Page]) -> Option<PageId> {
+        if self.occupied == 0 {
+            return None;
+        }
+        let level = QueueId(4 * self.occupied.trailing_zeros() as u16);
+        let [probation, moved_probation, protected, moved_protected] = self.level(level);
+        let kept = protected.len + moved_protected.len;
+        let waiting = probation.len + moved_probation.len;
+        let next = older(pages, probation.first, moved_probation.first);
+        if protected_are_few(kept, waiting) {
+            return Some(next);
+        }
+        Some(older(pages, next, older(pages, protected.first, moved_protected.first)))
+    }
+
+    /// The four lists of a level.
+    #[inline]
+    fn level(&self, queue: QueueId) -> &[List; 4] {
+        let (levels, _) = self.lists.as_chunks();
+        &levels[usize::from(queue.0 / 4)]
+    }
+
+    /// Makes every page uncached, and what they stand for forgotten, keeping the order of lists and in
+    /// them; costs O(lists), and the release of the index's memory.
+    pub(crate) fn forget_all(&mut self, pages: &mut [Page]) {
+        let mut all = EMPTY;
+        for list in self.lists.iter_mut().filter(|list| list.len > 0) {
+            let part = std::mem::replace(list, EMPTY);
+            if all.len == 0 {
+                all.first = part.first;
+            } else {
+                pages[all.last.index()].next = part.first;
+                pages[part.first.index()].prev = all.last;
+            }
+            (all.last, all.len) = (part.last, all.len + part.len);
+        }
+        self.lists[usize::from(QueueId::UNCACHED.0)] = all;
+        self.occupied = if all.len > 0 { QueueId::UNCACHED.bit() } else { 0 };
+        self.moved.clear();
+        self.forgotten = self.clock;
+    }
+
+    /// The lists that hold a page.
+    pub(crate) fn occupied(&self) -> impl Iterator<Item = QueueId> {
+        QueueId::all().filter(|queue| self.lists[usize::from(queue.0)].len > 0)
     }
 
     /// The pages of `queue`, next victim first.
-    pub(crate) fn iter(&self, queue: QueueId) -> impl Iterator<Item = PageId> + '_ {
-        let mut at = u32::from(queue.0);
+    pub(crate) fn iter<'a>(
+        &'a self,
+        pages: &'a [Page],
+        queue: QueueId,
+    ) -> impl Iterator<Item = PageId> + use<'a> {
+        let mut at = self.lists[usize::from(queue.0)].first;
         // Bounded, so that broken links end the walk instead of hanging it.
-        (0..self.links.len()).map_while(move |_| {
-            at = self.links.get(at as usize)?.next;
-            (PAGES..UNLINKED).contains(&at).then(|| page_at(at))
+        (0..pages.len()).map_while(move |_| {
+            let page = at;
+            at = pages.get(page.index())?.next;
+            (page != END).then_some(page)
         })
     }
 
-    /// First page whose links disagree with its neighbours', or whose list bit is wrong.
-    pub(crate) fn first_broken(&self) -> Option<(PageId, &'static str)> {
-        let mut seen = 0;
-        for queue in QueueId::all() {
-            let sentinel = u32::from(queue.0);
-            let mut before = sentinel;
-            for page in self.iter(queue) {
-                if self.links[place(page) as usize].prev != before {
-                    return Some((page, "its list links disagree"));
-                }
-                before = place(page);
-                seen += 1;
-            }
-            let last = page_at(before.max(PAGES));
-            if self.links[sentinel as usize].prev != before {
-                return Some((last, "the end of its list is wrong"));
-            }
-            if (self.occupied & (1 << queue.0) != 0) != (before != sentinel) {
-                return Some((last, "its list's occupied bit is wrong"));
+    /// All queued pages, next victim first.
+    pub(crate) fn order(&self, pages: &[Page]) -> Vec<PageId> {
+        let mut order: Vec<PageId> = self.iter(pages, QueueId::UNCACHED).collect();
+        let segment = |queue: QueueId| {
+            let mut segment: Vec<PageId> = self.iter(pages, queue).collect();
+            segment.extend(self.iter(pages, queue.moved()));
+            segment.sort_by_key(|page| pages[page.index()].stamp);
+            segment
+        };
+        let levels = (1..LEVELS as u16).map(|level| QueueId(4 * level));
+        for level in levels.filter(|level| self.occupied & level.bit() != 0) {
+            let (waiting, kept) = (segment(level), segment(QueueId(level.0 | 2)));
+            let (mut waiting, mut kept) = (&waiting[..], &kept[..]);
+            while let Some(&next) = waiting.first().or(kept.first()) {
+                let few = protected_are_few(kept.len() as u32, waiting.len() as u32);
+                let victim = if few { next } else { older(pages, next, kept[0]) };
+                let side = if waiting.first() == Some(&victim) { &mut waiting } else { &mut kept };
+                *side = &side[1..];
+                order.push(victim);
             }
         }
-        (seen != self.queued).then_some((PageId::NULL, "the number of queued pages is wrong"))
+        order
+    }
+
+    /// First page whose links disagree with its neighbours', that is out of order, or whose list is
+    /// counted or indexed wrongly.
+    pub(crate) fn first_broken(&self, pages: &[Page]) -> Option<(PageId, &'static str)> {
+        let (mut seen, mut indexed) = (0, 0);
+        for queue in QueueId::all() {
+            let list = self.lists[usize::from(queue.0)];
+            let (mut before, mut len, mut stamp) = (END, 0, 0);
+            for page in self.iter(pages, queue) {
+                let record = &pages[page.index()];
+                if record.prev != before {
+                    return Some((page, "its list links disagree"));
+                }
+                if self.queue_of(record) != queue {
+                    return Some((page, "it is in another list than it remembers"));
+                }
+                if queue != QueueId::UNCACHED && record.stamp <= stamp || record.stamp > self.clock {
+                    return Some((page, "it is out of the order of release"));
+                }
+                if queue.is_moved() && self.moved.get(&(queue, record.stamp)) != Some(&page) {
+                    return Some((page, "its place in its list is not indexed"));
+                }
+                (before, stamp) = (page, record.stamp);
+                len += 1;
+                indexed += usize::from(queue.is_moved());
+            }
+            if list.last != before {
+                return Some((before, "the end of its list is wrong"));
+            }
+            if list.len != len {
+                return Some((before, "the length of its list is wrong"));
+            }
+            if len > 0 && self.occupied & queue.bit() == 0 {
+                return Some((before, "its level's occupied bit is wrong"));
+            }
+            seen += len;
+        }
+        let occupied = |queue: QueueId| self.occupied & queue.bit() != 0;
+        if QueueId::all().any(|queue| occupied(queue) && self.level(queue).iter().all(|list| list.len == 0)) {
+            return Some((END, "the occupied bit of an empty level is wrong"));
+        }
+        if self.moved.len() != indexed {
+            return Some((END, "the number of indexed pages is wrong"));
+        }
+        (seen != self.queued).then_some((END, "the number of queued pages is wrong"))
     }
 }
 
-fn place(page: PageId) -> u32 {
-    PAGES + page.0
+/// Whether the next victim is on probation, with `kept` protected pages beside `waiting` ones.
+#[inline]
+fn protected_are_few(kept: u32, waiting: u32) -> bool {
+    u64::from(kept) <= PROTECTED_TO_PROBATION * u64::from(waiting)
 }
 
-fn page_at(place: u32) -> PageId {
-    PageId(place - PAGES)
+/// Whichever of two pages has the older stamp; [`END`] is no page.
+#[inline]
+fn older(pages: &[Page], one: PageId, other: PageId) -> PageId {
+    match (one, other) {
+        (one, END) => one,
+        (END, other) => other,
+        _ if pages[one.index()].stamp < pages[other.index()].stamp => one,
+        _ => other,
+    }
 }

@@ -1,26 +1,10 @@
 //! The slab: pages, their references and pins, and the verbs that move them between states.
 
 use crate::ids::{NodeLink, PageId, Priority, Step};
+use crate::page::{ColdPage, Flags, NO_NODE, Page};
+use crate::policy::EvictionPolicy;
 use crate::queue::{EvictionQueues, QueueId};
-
-const NO_NODE: u32 = u32::MAX;
-
-/// What is known of one page. The list links are in [`EvictionQueues`], under the same index.
-#[derive(Clone, Copy)]
-pub(crate) struct Page {
-    /// Sequences (and user pins) that hold the page.
-    pub(crate) refs: u32,
-    /// Transfers that touch the page.
-    pub(crate) pins: u32,
-    /// What the page stands for in the prefix tree, valid while `epoch` is the slab's.
-    node: u32,
-    epoch: u32,
-    /// Last step whose forward may read or write the page, as far as its former holders knew.
-    pub(crate) last_use: Step,
-    /// Scratch of a planning pass, see [`Slab::mark`].
-    mark: u32,
-    pub(crate) priority: Priority,
-}
+use crate::retention::{Limits, Retention};
 
 /// Where a page is in its life; see the crate's diagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,38 +30,57 @@ pub struct Taken {
     pub pristine: bool,
 }
 
+/// A page whose priority ended, see [`Slab::tell_time`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lapsed {
+    /// The page; it has the default priority now.
+    pub page: PageId,
+    /// The priority that it had.
+    pub from: Priority,
+}
+
 /// One device allocation, cut into pages of one size. Page 0 is the null page.
 ///
 /// The plain paged pool: every page belongs to the one group that tiles the slab.
 pub struct Slab {
     /// The null page and every page that was ever handed out: memory follows use.
     pub(crate) pages: Vec<Page>,
+    pub(crate) cold: Vec<ColdPage>,
     pub(crate) queues: EvictionQueues,
+    pub(crate) limits: Limits,
+    policy: EvictionPolicy,
+    default_priority: Priority,
     total: u32,
-    epoch: u32,
     marks: u32,
     in_flight: u32,
+    /// Latest time that was told, in seconds.
+    pub(crate) now: f64,
 }
 
 impl Slab {
     /// Largest number of usable pages: ids fit an int32.
     pub const MAX_PAGES: u32 = i32::MAX.cast_unsigned();
 
-    /// A slab of `usable` pages (ids `1 ..= usable`) and the null page.
+    /// A slab of `usable` pages (ids `1 ..= usable`) and the null page. Pages whose retention ends fall
+    /// back to `default_priority`.
     ///
     /// # Panics
     /// If `usable` is over [`Slab::MAX_PAGES`].
-    pub fn new(usable: u32) -> Slab {
+    pub fn new(usable: u32, policy: EvictionPolicy, default_priority: Priority) -> Slab {
         assert!(usable <= Self::MAX_PAGES, "{usable} pages are more than a slab can number");
         // Address space for the pages of any real pool: records do not move while it fills.
         let capacity = (usable as usize + 1).min(1 << 24);
         let mut slab = Slab {
             pages: Vec::with_capacity(capacity),
-            queues: EvictionQueues::new(capacity),
+            cold: Vec::with_capacity(capacity),
+            queues: EvictionQueues::new(),
+            limits: Limits::default(),
+            policy,
+            default_priority,
             total: usable,
-            epoch: 0,
             marks: 0,
             in_flight: 0,
+            now: 0.0,
         };
         slab.add_page();
         slab
@@ -85,17 +88,8 @@ impl Slab {
 
     fn add_page(&mut self) -> PageId {
         let page = PageId(self.pages.len() as u32);
-        let priority = Priority::DEFAULT;
-        self.pages.push(Page {
-            refs: 0,
-            pins: 0,
-            node: NO_NODE,
-            epoch: 0,
-            last_use: Step(0),
-            mark: 0,
-            priority,
-        });
-        self.queues.add_page();
+        self.pages.push(Page::new(self.default_priority));
+        self.cold.push(ColdPage::default());
         page
     }
 
@@ -133,8 +127,8 @@ impl Slab {
     pub fn state(&self, page: PageId) -> PageState {
         match self.pages.get(page.index()) {
             Some(record) if record.refs > 0 => PageState::Referenced,
-            Some(record) if record.pins > 0 => PageState::InFlight,
-            _ if self.queues.contains(page) => PageState::Evictable,
+            Some(record) if record.flags.has(Flags::PINNED) => PageState::InFlight,
+            Some(record) if record.queue != QueueId::NONE => PageState::Evictable,
             _ => PageState::Pristine,
         }
     }
@@ -147,13 +141,13 @@ impl Slab {
 
     /// Transfers that touch `page`.
     pub fn pins(&self, page: PageId) -> u32 {
-        self.pages.get(page.index()).map_or(0, |record| record.pins)
+        self.cold.get(page.index()).map_or(0, |record| record.pins)
     }
 
     /// Whether nobody holds `page` and it waits in an eviction list.
     #[inline]
     pub fn is_evictable(&self, page: PageId) -> bool {
-        self.queues.contains(page)
+        self.pages.get(page.index()).is_some_and(|record| record.queue != QueueId::NONE)
     }
 
     /// Last step whose forward may touch `page`: a mover waits for its fence.
@@ -165,27 +159,45 @@ impl Slab {
     #[inline]
     pub fn node(&self, page: PageId) -> Option<NodeLink> {
         let record = self.pages.get(page.index())?;
-        (record.node != NO_NODE && record.epoch == self.epoch).then_some(NodeLink(record.node))
+        self.is_cached(record).then_some(NodeLink(record.node))
+    }
+
+    #[inline]
+    fn is_cached(&self, record: &Page) -> bool {
+        record.node != NO_NODE && self.queues.is_current(record)
     }
 
     /// Hands out a page, referenced once: an uncached one, else a pristine one, else the cached page of
-    /// the lowest priority that was released longest ago. `None` when every page is held.
+    /// the lowest priority that the policy chooses. `None` when every page is held.
+    #[inline]
     pub fn take(&mut self, priority: Priority) -> Option<Taken> {
-        let taken = if let Some(page) = self.queues.front(QueueId::UNCACHED) {
-            self.queues.remove(page);
-            Taken { page, evicted: None, pristine: false }
-        } else if self.pristine() > 0 {
+        let taken = if self.pristine() > 0 && !self.queues.has_uncached() {
             Taken { page: self.add_page(), evicted: None, pristine: true }
         } else {
-            let page = self.queues.first()?;
-            self.queues.remove(page);
+            let page = self.queues.first(&self.pages)?;
+            self.queues.remove(&mut self.pages, page);
             Taken { page, evicted: self.node(page), pristine: false }
         };
         let record = &mut self.pages[taken.page.index()];
+        if record.flags.has(Flags::TIMED) {
+            self.limits.set(taken.page, None, None);
+        }
         record.refs = 1;
         record.node = NO_NODE;
         record.priority = priority;
+        record.flags = Flags::default();
         Some(taken)
+    }
+
+    /// Hands out `count` pages as [`Slab::take`] does and appends them to `taken`, or none at all when
+    /// fewer are available: false then. The caller looks at what they stood for afterwards: these memory
+    /// accesses do not wait for each other, as they would between one take and the next.
+    pub fn take_many(&mut self, count: u32, priority: Priority, taken: &mut Vec<Taken>) -> bool {
+        if count > self.available() {
+            return false;
+        }
+        taken.extend((0..count).map_while(|_| self.take(priority)));
+        true
     }
 
     /// One more reference to a page that is referenced, evictable or in flight (a prefix hit).
@@ -193,12 +205,16 @@ impl Slab {
     pub fn acquire(&mut self, page: PageId) {
         let record = &mut self.pages[page.index()];
         record.refs += 1;
-        if record.refs == 1 {
-            if record.pins > 0 {
-                self.in_flight -= 1;
-            } else {
-                self.queues.remove(page);
-            }
+        if record.refs > 1 {
+            return;
+        }
+        if record.flags.has(Flags::TIMED) {
+            self.limits.released(page, None);
+        }
+        if record.flags.has(Flags::PINNED) {
+            self.in_flight -= 1;
+        } else {
+            self.queues.remove(&mut self.pages, page);
         }
     }
 
@@ -210,31 +226,42 @@ impl Slab {
         debug_assert!(record.refs > 0, "{page} is not referenced");
         record.refs -= 1;
         record.last_use = record.last_use.max(last_use);
-        if record.refs == 0 {
-            if record.pins > 0 {
-                self.in_flight += 1;
-            } else {
-                self.enqueue(page);
-            }
+        if record.refs > 0 {
+            return;
+        }
+        if record.flags.has(Flags::TIMED) {
+            self.limits.released(page, Some(self.now));
+        }
+        if record.flags.has(Flags::PINNED) {
+            self.in_flight += 1;
+        } else {
+            self.enqueue(page);
         }
     }
 
     /// A transfer begins to touch `page`, which is referenced, evictable or in flight.
     pub fn pin(&mut self, page: PageId) {
+        let cold = &mut self.cold[page.index()];
+        cold.pins += 1;
         let record = &mut self.pages[page.index()];
-        record.pins += 1;
-        if record.refs == 0 && record.pins == 1 {
-            self.queues.remove(page);
+        record.flags.set(Flags::PINNED, true);
+        if record.refs == 0 && cold.pins == 1 {
+            self.queues.remove(&mut self.pages, page);
             self.in_flight += 1;
         }
     }
 
     /// A transfer no longer touches `page`. True when this made the page evictable.
     pub fn unpin(&mut self, page: PageId) -> bool {
+        let cold = &mut self.cold[page.index()];
+        debug_assert!(cold.pins > 0, "{page} is not pinned");
+        cold.pins -= 1;
+        if cold.pins > 0 {
+            return false;
+        }
         let record = &mut self.pages[page.index()];
-        debug_assert!(record.pins > 0, "{page} is not pinned");
-        record.pins -= 1;
-        let idle = record.refs == 0 && record.pins == 0;
+        record.flags.set(Flags::PINNED, false);
+        let idle = record.refs == 0;
         if idle {
             self.in_flight -= 1;
             self.enqueue(page);
@@ -247,39 +274,84 @@ impl Slab {
     #[inline]
     pub fn publish(&mut self, page: PageId, node: NodeLink, last_use: Step) {
         debug_assert!(self.node(page).is_none(), "{page} stands for a node already");
+        debug_assert!(!self.is_evictable(page), "{page} is held by nobody");
         let record = &mut self.pages[page.index()];
         record.node = node.0;
-        record.epoch = self.epoch;
+        record.stamp = self.queues.tick();
         record.last_use = record.last_use.max(last_use);
+        record.flags.set(Flags::REUSED, false);
     }
 
     /// `page` stands for nothing any more; when it is evictable it goes before every cached page.
     pub fn withdraw(&mut self, page: PageId) {
         self.pages[page.index()].node = NO_NODE;
-        if self.queues.contains(page) {
-            self.queues.remove(page);
-            self.queues.push_back(page, QueueId::UNCACHED);
-        }
-    }
-
-    /// Gives `page` another retention priority; an evictable cached page moves to the end of that level.
-    pub fn set_priority(&mut self, page: PageId, priority: Priority) {
-        self.pages[page.index()].priority = priority;
-        if self.queues.contains(page) && self.node(page).is_some() {
-            self.queues.remove(page);
+        if self.is_evictable(page) {
+            self.queues.remove(&mut self.pages, page);
             self.enqueue(page);
         }
     }
 
+    /// Notes that a request hit `page` while it stands for its node; true if none had before.
+    #[inline]
+    pub fn mark_reused(&mut self, page: PageId) -> bool {
+        debug_assert!(self.node(page).is_some(), "{page} stands for nothing");
+        let first = !self.pages[page.index()].flags.has(Flags::REUSED);
+        if first {
+            self.pages[page.index()].flags.set(Flags::REUSED, true);
+            self.requeue(page);
+        }
+        first
+    }
+
+    /// Whether a request hit `page` since it stands for its node.
+    pub fn is_reused(&self, page: PageId) -> bool {
+        self.pages.get(page.index()).is_some_and(|it| self.is_cached(it) && it.flags.has(Flags::REUSED))
+    }
+
+    /// Gives `page` another priority and time. An evictable page keeps its place in the order of release;
+    /// a duration counts from now then, and from the next release otherwise.
+    pub fn retain(&mut self, page: PageId, retention: Retention) {
+        let record = &mut self.pages[page.index()];
+        record.priority = retention.priority();
+        if retention.limit().is_some() || record.flags.has(Flags::TIMED) {
+            record.flags.set(Flags::TIMED, retention.limit().is_some());
+            let released = (record.refs == 0).then_some(self.now);
+            self.limits.set(page, retention.limit(), released);
+        }
+        self.requeue(page);
+    }
+
+    /// What [`Slab::retain`] said of `page`, or what is left of it.
+    pub fn retention(&self, page: PageId) -> Retention {
+        Retention::limited(self.priority(page), self.limits.get(page))
+    }
+
     /// Retention priority of `page`.
     pub fn priority(&self, page: PageId) -> Priority {
-        self.pages[page.index()].priority
+        self.pages.get(page.index()).map_or(self.default_priority, |record| record.priority)
+    }
+
+    /// The time is `now`, in seconds; a time before the latest counts as that. Pages whose retention is over
+    /// fall back to the default priority, for ever, and are given, those first whose time was over first.
+    /// Nothing else judges this. Durations of referenced pages do not run.
+    pub fn tell_time(&mut self, now: f64) -> Vec<Lapsed> {
+        self.now = self.now.max(now);
+        let mut lapsed = Vec::new();
+        while let Some(page) = self.limits.pop_over(self.now) {
+            let record = &mut self.pages[page.index()];
+            record.flags.set(Flags::TIMED, false);
+            let from = std::mem::replace(&mut record.priority, self.default_priority);
+            self.requeue(page);
+            lapsed.push(Lapsed { page, from });
+        }
+        lapsed
     }
 
     /// Counts `page`, if evictable, as released just now.
     pub fn refresh(&mut self, page: PageId) {
-        if self.queues.contains(page) {
-            self.queues.remove(page);
+        if self.is_evictable(page) {
+            self.queues.remove(&mut self.pages, page);
+            self.limits.released(page, Some(self.now));
             self.enqueue(page);
         }
     }
@@ -287,15 +359,14 @@ impl Slab {
     /// Forgets what every page stands for; evictable pages are all uncached afterwards. Cost does not
     /// grow with the number of pages.
     pub fn forget_all(&mut self) {
-        self.epoch += 1;
-        self.queues.merge_into_uncached();
+        self.queues.forget_all(&mut self.pages);
     }
 
     /// Opens a planning pass: no page is marked in it.
     pub fn open_marks(&mut self) {
         self.marks = self.marks.wrapping_add(1);
         if self.marks == 0 {
-            self.pages.iter_mut().for_each(|page| page.mark = 0);
+            self.cold.iter_mut().for_each(|page| page.mark = 0);
             self.marks = 1;
         }
     }
@@ -303,7 +374,7 @@ impl Slab {
     /// Marks `page` in the open planning pass; true the first time.
     #[inline]
     pub fn mark(&mut self, page: PageId) -> bool {
-        let record = &mut self.pages[page.index()];
+        let record = &mut self.cold[page.index()];
         let first = record.mark != self.marks;
         record.mark = self.marks;
         first
@@ -311,10 +382,32 @@ impl Slab {
 
     #[inline]
     fn enqueue(&mut self, page: PageId) {
-        let queue = match self.node(page) {
-            Some(_) => QueueId::of(self.pages[page.index()].priority),
-            None => QueueId::UNCACHED,
-        };
-        self.queues.push_back(page, queue);
+        let record = &mut self.pages[page.index()];
+        if !self.queues.is_current(record) {
+            record.node = NO_NODE; // the new stamp must not revive what was forgotten
+        }
+        let queue = self.home(&self.pages[page.index()]);
+        self.queues.push_back(&mut self.pages, page, queue);
+    }
+
+    /// Moves `page`, if evictable, to the list where it belongs now.
+    fn requeue(&mut self, page: PageId) {
+        let record = &self.pages[page.index()];
+        let (queue, home) = (self.queues.queue_of(record), self.home(record));
+        if queue != QueueId::NONE && queue.segment() != home {
+            self.queues.remove(&mut self.pages, page);
+            self.queues.insert(&mut self.pages, page, home);
+        }
+    }
+
+    /// The list that the page belongs to when nobody holds it.
+    #[inline]
+    pub(crate) fn home(&self, record: &Page) -> QueueId {
+        if self.is_cached(record) {
+            let protected = self.policy == EvictionPolicy::PrioritySlru && record.flags.has(Flags::REUSED);
+            QueueId::of(record.priority, protected)
+        } else {
+            QueueId::UNCACHED
+        }
     }
 }

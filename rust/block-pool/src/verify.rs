@@ -1,8 +1,10 @@
 //! The slab's books, checked and hashed.
 
 use crate::ids::PageId;
+use crate::page::Flags;
 use crate::queue::QueueId;
 use crate::slab::{PageState, Slab};
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use thiserror::Error;
 
@@ -33,34 +35,42 @@ impl Slab {
     /// # Errors
     /// The first page that breaks the books.
     pub fn verify(&self) -> Result<(), PageFault> {
-        if let Some((page, what)) = self.queues.first_broken() {
+        if let Some((page, what)) = self.queues.first_broken(&self.pages) {
             return Err(PageFault::new(page, what));
         }
-        for queue in QueueId::all() {
-            for page in self.queues.iter(queue) {
-                let expected = self.node(page).map(|_| self.priority(page).level());
-                if queue.level() != expected {
-                    let what = format!("queued at {:?}, belongs at {expected:?}", queue.level());
-                    return Err(PageFault::new(page, what));
-                }
-            }
-        }
-        let mut in_flight = 0;
+        let (mut in_flight, mut timed) = (0, 0);
         for page in (0..self.pages.len() as u32).map(PageId) {
-            let record = &self.pages[page.index()];
-            let queued = self.queues.contains(page);
-            let held = record.refs > 0 || record.pins > 0;
+            let (record, pins) = (&self.pages[page.index()], self.cold[page.index()].pins);
+            let queue = self.queues.queue_of(record);
+            let queued = queue != QueueId::NONE;
+            let held = record.refs > 0 || pins > 0;
             let fault = match () {
                 () if page == PageId::NULL && (held || queued) => "the null page is in use",
                 () if page == PageId::NULL => continue,
                 () if queued && held => "both held and evictable",
                 () if !queued && !held => "lost: neither held nor evictable",
+                () if record.flags.has(Flags::PINNED) != (pins > 0) => "its mark of being pinned is wrong",
+                () if record.flags.has(Flags::TIMED) != self.limits.get(page).is_some() => {
+                    "its mark of a retention that ends is wrong"
+                }
+                () if queued && queue.segment() != self.home(record) => {
+                    let (found, home) = (QueueName(queue), QueueName(self.home(record)));
+                    return Err(PageFault::new(page, format!("queued {found}, belongs {home}")));
+                }
                 () => {
                     in_flight += u32::from(self.state(page) == PageState::InFlight);
+                    timed += usize::from(record.flags.has(Flags::TIMED));
                     continue;
                 }
             };
             return Err(PageFault::new(page, fault));
+        }
+        if let Some(page) = self.limits.first_broken(|page| self.refs(page) > 0) {
+            return Err(PageFault::new(page, "the end of its retention is noted wrongly"));
+        }
+        if timed != self.limits.len() {
+            let what = format!("{timed} pages have a retention that ends, {} are counted", self.limits.len());
+            return Err(PageFault::new(PageId::NULL, what));
         }
         if self.pages.len() > self.total() as usize + 1 {
             return Err(PageFault::new(PageId(self.total() + 1), "more pages than the slab has"));
@@ -74,19 +84,35 @@ impl Slab {
 
     /// Feeds the whole state, list orders included, to `hasher`; planning marks are left out.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
-        for page in (0..self.pages.len() as u32).map(PageId) {
-            let record = &self.pages[page.index()];
-            (record.refs, record.pins, self.node(page), record.last_use, record.priority).hash(hasher);
+        for (record, cold) in self.pages.iter().zip(&self.cold) {
+            let node = self.queues.is_current(record).then_some(record.node);
+            (record.stamp, record.refs, cold.pins, node, record.last_use, record.priority).hash(hasher);
+            record.flags.has(Flags::REUSED).hash(hasher);
         }
-        for queue in QueueId::all() {
+        for queue in self.queues.occupied() {
             queue.hash(hasher);
-            self.queues.iter(queue).for_each(|page| page.hash(hasher));
+            self.queues.iter(&self.pages, queue).for_each(|page| page.hash(hasher));
         }
+        self.limits.fingerprint(hasher);
+        (self.queues.clock(), self.now.to_bits()).hash(hasher);
     }
 
-    /// The evictable pages in the order in which [`Slab::take`] would choose them (uncached ones first;
-    /// pristine pages are taken between these and the cached ones).
-    pub fn eviction_order(&self) -> impl Iterator<Item = PageId> + '_ {
-        QueueId::all().flat_map(|queue| self.queues.iter(queue))
+    /// The evictable pages in the order in which [`Slab::take`] would choose them if nothing else happened
+    /// (uncached ones first; pristine pages are taken between these and the cached ones).
+    pub fn eviction_order(&self) -> impl Iterator<Item = PageId> + use<> {
+        self.queues.order(&self.pages).into_iter()
+    }
+}
+
+/// A list as a fault names it.
+struct QueueName(QueueId);
+
+impl fmt::Display for QueueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.level() {
+            None => f.write_str("as uncached"),
+            Some(level) if self.0.is_protected() => write!(f, "at priority {level}, protected"),
+            Some(level) => write!(f, "at priority {level}"),
+        }
     }
 }

@@ -1,14 +1,18 @@
 //! Which page goes next.
 
-use block_pool::{NodeLink, PageId, Priority, Slab, Step};
+use block_pool::{EvictionPolicy, NodeLink, PageId, Priority, Slab, Step};
 
 fn level(level: i64) -> Priority {
     Priority::new(level).expect("a level from 0 to 100")
 }
 
+fn lru(pages: u32) -> Slab {
+    Slab::new(pages, EvictionPolicy::PriorityLru, Priority::DEFAULT)
+}
+
 /// A slab all of whose pages are held: page `i + 1` at `levels[i]`, standing for node `i + 1`.
 fn held(levels: &[i64]) -> Slab {
-    let mut slab = Slab::new(levels.len() as u32);
+    let mut slab = lru(levels.len() as u32);
     for &given in levels {
         let page = slab.take(level(given)).expect("the slab is large enough").page;
         slab.publish(page, NodeLink(page.0), Step(1));
@@ -53,7 +57,7 @@ fn a_page_used_again_goes_to_the_end_of_its_level() {
 
 #[test]
 fn uncached_pages_go_before_pristine_ones_and_these_before_cached_ones() {
-    let mut slab = Slab::new(4);
+    let mut slab = lru(4);
     for _ in 0..2 {
         slab.take(level(0));
     }
@@ -64,7 +68,7 @@ fn uncached_pages_go_before_pristine_ones_and_these_before_cached_ones() {
 
 #[test]
 fn an_uncached_page_goes_first_also_at_the_highest_level() {
-    let mut slab = Slab::new(2);
+    let mut slab = lru(2);
     slab.take(level(0));
     slab.take(level(100));
     slab.publish(PageId(1), NodeLink(1), Step(1));
@@ -90,18 +94,19 @@ fn a_page_withdrawn_in_use_is_uncached_when_it_is_released() {
 }
 
 #[test]
-fn a_change_of_priority_while_queued_moves_the_page_to_the_end_of_the_new_level() {
-    let mut slab = held(&[20, 20, 80, 80]);
-    release(&mut slab, &[1, 2, 3, 4]);
-    slab.set_priority(PageId(1), level(80));
-    slab.set_priority(PageId(4), level(20));
-    assert_eq!(drain(&mut slab), [2, 4, 3, 1]);
+fn a_change_of_priority_while_queued_keeps_the_order_of_release() {
+    let mut slab = held(&[20, 20, 20, 80, 80, 80]);
+    release(&mut slab, &[4, 1, 5, 2, 6, 3]);
+    slab.retain(PageId(3), level(80).into()); // released last
+    slab.retain(PageId(2), level(80).into()); // between 5 and 6
+    slab.retain(PageId(4), level(20).into()); // before all
+    assert_eq!(drain(&mut slab), [4, 1, 5, 2, 6, 3]);
 }
 
 #[test]
 fn a_change_of_priority_in_use_counts_at_the_release() {
     let mut slab = held(&[20, 35]);
-    slab.set_priority(PageId(1), level(80));
+    slab.retain(PageId(1), level(80).into());
     release(&mut slab, &[1, 2]);
     assert_eq!(drain(&mut slab), [2, 1]);
 }
@@ -112,7 +117,7 @@ fn a_change_of_priority_does_not_move_an_uncached_page() {
     slab.withdraw(PageId(1));
     slab.withdraw(PageId(2));
     release(&mut slab, &[1, 2]);
-    slab.set_priority(PageId(1), level(100));
+    slab.retain(PageId(1), level(100).into());
     assert_eq!(drain(&mut slab), [1, 2]);
 }
 

@@ -1,68 +1,116 @@
-//! Any order of calls, compared with plain lists after each.
+//! Any order of calls, compared with a plain list of pages after each.
 
-use block_pool::{NodeLink, PageId, PageState, Priority, Slab, Step};
+use block_pool::{EvictionPolicy, Lapsed, NodeLink, PageId, PageState, Priority, Retention, Slab, Step};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-const PAGES: u32 = 7;
+const PAGES: u32 = 9;
+/// Priorities that pages have, the default among them.
+const PRIORITIES: [i64; 4] = [0, 34, 35, 100];
 
 /// One call; a page is chosen among those that the call is legal for.
 #[derive(Clone, Debug)]
 enum Call {
     Take(Priority),
+    TakeMany(u32, Priority),
     Acquire(usize),
     Release(usize, Step),
     Pin(usize),
     Unpin(usize),
     Publish(usize, Step),
     Withdraw(usize),
-    SetPriority(usize, Priority),
+    Retain(usize, Retention),
+    MarkReused(usize),
+    /// So much time goes by (or back).
+    TellTime(f64),
     Refresh(usize),
     ForgetAll,
 }
 
 fn any_priority() -> impl Strategy<Value = Priority> {
-    prop_oneof![Just(0), Just(34), Just(35), Just(100)].prop_map(|level| Priority::new(level).unwrap())
+    prop::sample::select(&PRIORITIES).prop_map(|level| Priority::new(level).unwrap())
+}
+
+/// For ever, for 0 to 3 seconds or until second 0 to 19.
+fn any_retention() -> impl Strategy<Value = Retention> {
+    let limit = prop_oneof![
+        Just((None, None)),
+        (0..7).prop_map(|halves| (Some(f64::from(halves) / 2.0), None)),
+        (0..20).prop_map(|second| (None, Some(f64::from(second)))),
+    ];
+    (any_priority(), limit)
+        .prop_map(|(priority, (duration, end))| Retention::new(priority, duration, end).unwrap())
 }
 
 fn any_call() -> impl Strategy<Value = Call> {
     let step = || (0..20_u32).prop_map(Step);
     prop_oneof![
         6 => any_priority().prop_map(Call::Take),
-        3 => any::<usize>().prop_map(Call::Acquire),
-        8 => (any::<usize>(), step()).prop_map(|(page, step)| Call::Release(page, step)),
+        2 => (0..6_u32, any_priority()).prop_map(|(count, priority)| Call::TakeMany(count, priority)),
+        5 => any::<usize>().prop_map(Call::Acquire),
+        12 => (any::<usize>(), step()).prop_map(|(page, step)| Call::Release(page, step)),
         3 => any::<usize>().prop_map(Call::Pin),
         4 => any::<usize>().prop_map(Call::Unpin),
-        5 => (any::<usize>(), step()).prop_map(|(page, step)| Call::Publish(page, step)),
+        9 => (any::<usize>(), step()).prop_map(|(page, step)| Call::Publish(page, step)),
         1 => any::<usize>().prop_map(Call::Withdraw),
-        2 => (any::<usize>(), any_priority()).prop_map(|(page, to)| Call::SetPriority(page, to)),
+        6 => (any::<usize>(), any_retention()).prop_map(|(page, to)| Call::Retain(page, to)),
+        5 => any::<usize>().prop_map(Call::MarkReused),
+        4 => (-1..4).prop_map(|halves| Call::TellTime(f64::from(halves) / 2.0)),
         2 => any::<usize>().prop_map(Call::Refresh),
         1 => Just(Call::ForgetAll),
     ]
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Page {
     used: bool,
     refs: u32,
     pins: u32,
     node: Option<NodeLink>,
     last_use: Step,
-    priority: Priority,
+    retention: Retention,
+    /// When the last reference ended.
+    released: f64,
+    reused: bool,
+    /// Number of the call that queued it.
+    queued: Option<u64>,
 }
 
-/// What the slab should hold: pages by id, and plain lists in the order of eviction.
+impl Page {
+    fn new() -> Page {
+        Page {
+            used: false,
+            refs: 0,
+            pins: 0,
+            node: None,
+            last_use: Step(0),
+            retention: Priority::DEFAULT.into(),
+            released: 0.0,
+            reused: false,
+            queued: None,
+        }
+    }
+
+    /// When the retention ends, as far as this is known.
+    fn end(&self) -> Option<f64> {
+        let running = self.refs == 0;
+        let after = self.retention.duration().filter(|_| running).map(|time| self.released + time);
+        after.or(self.retention.expires_at())
+    }
+}
+
+/// What the slab should hold.
 struct Model {
+    policy: EvictionPolicy,
     pages: BTreeMap<PageId, Page>,
-    uncached: Vec<PageId>,
-    levels: BTreeMap<Priority, Vec<PageId>>,
-    next_node: u32,
+    calls: u64,
+    now: f64,
 }
 
 impl Model {
-    fn new() -> Model {
-        let pages = (1..=PAGES).map(|id| (PageId(id), Page::default())).collect();
-        Model { pages, uncached: Vec::new(), levels: BTreeMap::new(), next_node: 0 }
+    fn new(policy: EvictionPolicy) -> Model {
+        let pages = (1..=PAGES).map(|id| (PageId(id), Page::new())).collect();
+        Model { policy, pages, calls: 0, now: 0.0 }
     }
 
     fn page(&mut self, page: PageId) -> &mut Page {
@@ -76,39 +124,69 @@ impl Model {
         legal.get(choice.checked_rem(legal.len())?).copied()
     }
 
-    fn unlink(&mut self, page: PageId) {
-        self.uncached.retain(|&queued| queued != page);
-        self.levels.values_mut().for_each(|level| level.retain(|&queued| queued != page));
+    /// Queues the page behind all others if nobody holds it.
+    fn queue(&mut self, page: PageId) {
+        self.calls += 1;
+        let stamp = self.calls;
+        let record = self.page(page);
+        record.queued = (record.refs == 0 && record.pins == 0).then_some(stamp);
     }
 
-    fn requeue(&mut self, page: PageId) {
-        self.unlink(page);
-        let Page { node, priority, .. } = self.pages[&page];
-        match node {
-            None => self.uncached.push(page),
-            Some(_) => self.levels.entry(priority).or_default().push(page),
-        }
+    /// Queued pages, by the order of queueing.
+    fn queued(&self, belongs: impl Fn(&Page) -> bool) -> Vec<PageId> {
+        let mut queued: Vec<(u64, PageId)> = (self.pages.iter())
+            .filter(|(_, page)| belongs(page))
+            .filter_map(|(&id, page)| Some((page.queued?, id)))
+            .collect();
+        queued.sort_unstable();
+        queued.into_iter().map(|(_, id)| id).collect()
     }
 
-    fn requeue_if_free(&mut self, page: PageId) {
-        if self.pages[&page].refs == 0 && self.pages[&page].pins == 0 {
-            self.requeue(page);
+    fn uncached(&self) -> Vec<PageId> {
+        self.queued(|page| page.node.is_none())
+    }
+
+    /// Cached pages of a priority in the order of eviction.
+    fn level(&self, priority: Priority) -> Vec<PageId> {
+        let mut left = self.queued(|page| page.node.is_some() && page.retention.priority() == priority);
+        let mut order = Vec::new();
+        let spared = |page: &PageId| self.policy == EvictionPolicy::PrioritySlru && self.pages[page].reused;
+        while !left.is_empty() {
+            let protected = left.iter().filter(|page| spared(page)).count();
+            let crowded = protected * 100 > left.len() * 80;
+            let at = left.iter().position(|page| crowded || !spared(page)).unwrap_or(0);
+            order.push(left.remove(at));
         }
+        order
     }
 
     fn order(&self) -> Vec<PageId> {
-        self.uncached.iter().chain(self.levels.values().flatten()).copied().collect()
+        let levels = PRIORITIES.map(|level| Priority::new(level).unwrap()).into_iter();
+        self.uncached().into_iter().chain(levels.flat_map(|level| self.level(level))).collect()
     }
 
     /// The next victim, with what it stood for.
     fn take(&mut self, priority: Priority) -> Option<(PageId, Option<NodeLink>)> {
         let pristine = self.pages.iter().find(|(_, page)| !page.used).map(|(&id, _)| id);
-        let page = self.uncached.first().copied().or(pristine).or_else(|| self.order().first().copied())?;
-        self.unlink(page);
+        let page = self.uncached().first().copied().or(pristine).or_else(|| self.order().first().copied())?;
         let last_use = self.pages[&page].last_use;
-        let taken = Page { used: true, refs: 1, priority, last_use, ..Page::default() };
+        let taken = Page { used: true, refs: 1, retention: priority.into(), last_use, ..Page::new() };
         let before = std::mem::replace(self.page(page), taken);
         Some((page, before.node))
+    }
+
+    fn tell_time(&mut self, now: f64) -> Vec<Lapsed> {
+        self.now = self.now.max(now);
+        let mut over: Vec<(f64, PageId)> = (self.pages.iter())
+            .filter_map(|(&id, page)| Some((page.end().filter(|&end| end <= self.now)?, id)))
+            .collect();
+        over.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+        over.into_iter()
+            .map(|(_, page)| {
+                let before = std::mem::replace(&mut self.page(page).retention, Priority::DEFAULT.into());
+                Lapsed { page, from: before.priority() }
+            })
+            .collect()
     }
 
     /// Makes the call on both sides, if there is a page that it is legal for.
@@ -118,69 +196,104 @@ impl Model {
                 let taken = slab.take(priority).map(|taken| (taken.page, taken.evicted));
                 assert_eq!(taken, self.take(priority));
             }
+            Call::TakeMany(count, priority) => {
+                let room = self.pages.values().filter(|page| !page.used || page.queued.is_some()).count();
+                let mut taken = Vec::new();
+                assert_eq!(slab.take_many(count, priority, &mut taken), count as usize <= room);
+                let expected: Vec<_> = taken.iter().filter_map(|_| self.take(priority)).collect();
+                let taken: Vec<_> = taken.iter().map(|taken| (taken.page, taken.evicted)).collect();
+                assert_eq!(taken, expected);
+                assert!(taken.len() == count as usize || taken.is_empty());
+            }
             Call::Acquire(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
                 slab.acquire(page);
                 self.page(page).refs += 1;
-                self.unlink(page);
+                self.page(page).queued = None;
             }
             Call::Release(choice, step) => {
                 let page = self.choose(choice, |page| page.refs > 0)?;
                 slab.release(page, step);
+                let now = self.now;
                 let record = self.page(page);
                 record.refs -= 1;
                 record.last_use = record.last_use.max(step);
-                self.requeue_if_free(page);
+                record.released = now;
+                self.queue(page);
             }
             Call::Pin(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
                 slab.pin(page);
                 self.page(page).pins += 1;
-                self.unlink(page);
+                self.page(page).queued = None;
             }
             Call::Unpin(choice) => {
                 let page = self.choose(choice, |page| page.pins > 0)?;
                 let freed = slab.unpin(page);
                 self.page(page).pins -= 1;
-                self.requeue_if_free(page);
-                assert_eq!(freed, self.order().contains(&page));
+                self.queue(page);
+                assert_eq!(freed, self.pages[&page].queued.is_some());
             }
             Call::Publish(choice, step) => {
                 let page = self.choose(choice, |page| page.refs > 0 && page.node.is_none())?;
-                self.next_node += 1;
-                let node = NodeLink(self.next_node);
+                self.calls += 1;
+                let node = NodeLink(self.calls as u32);
                 slab.publish(page, node, step);
                 let record = self.page(page);
-                record.node = Some(node);
+                (record.node, record.reused) = (Some(node), false);
                 record.last_use = record.last_use.max(step);
             }
             Call::Withdraw(choice) => {
                 let page = self.choose(choice, |page| page.node.is_some())?;
                 slab.withdraw(page);
                 self.page(page).node = None;
-                self.requeue_if_free(page);
+                self.queue(page);
             }
-            Call::SetPriority(choice, priority) => {
+            Call::Retain(choice, retention) => {
                 let page = self.choose(choice, |page| page.used)?;
-                slab.set_priority(page, priority);
-                self.page(page).priority = priority;
-                if self.pages[&page].node.is_some() {
-                    self.requeue_if_free(page);
-                }
+                slab.retain(page, retention);
+                let now = self.now;
+                let record = self.page(page);
+                (record.retention, record.released) = (retention, now);
+            }
+            Call::MarkReused(choice) => {
+                let page = self.choose(choice, |page| page.node.is_some())?;
+                assert_eq!(slab.mark_reused(page), !self.pages[&page].reused);
+                self.page(page).reused = true;
+            }
+            Call::TellTime(passed) => {
+                let now = self.now + passed;
+                assert_eq!(slab.tell_time(now), self.tell_time(now));
             }
             Call::Refresh(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
                 slab.refresh(page);
-                self.requeue_if_free(page);
+                if self.pages[&page].queued.is_some() {
+                    self.page(page).released = self.now;
+                    self.queue(page);
+                }
             }
             Call::ForgetAll => {
                 slab.forget_all();
-                self.pages.values_mut().for_each(|page| page.node = None);
-                let cached: Vec<PageId> = self.levels.values_mut().flat_map(std::mem::take).collect();
-                self.uncached.extend(cached);
+                self.forget_all(&slab.eviction_order().collect::<Vec<_>>());
             }
         }
         Some(())
+    }
+
+    /// `order` is what the slab makes of it: the uncached pages as they were, then level after level. In
+    /// a level it may choose.
+    fn forget_all(&mut self, order: &[PageId]) {
+        let uncached = self.uncached();
+        assert!(order.starts_with(&uncached));
+        let priorities = order[uncached.len()..].iter().map(|page| self.pages[page].retention.priority());
+        assert!(priorities.is_sorted());
+        let mut pages = (order.to_vec(), self.order());
+        pages.0.sort_unstable();
+        pages.1.sort_unstable();
+        assert_eq!(pages.0, pages.1);
+        self.pages.values_mut().for_each(|page| page.node = None);
+        order.iter().for_each(|&page| self.queue(page));
     }
 
     fn compare(&self, slab: &Slab) {
@@ -196,6 +309,8 @@ impl Model {
             assert_eq!(slab.state(id), state, "{id}");
             assert_eq!((slab.refs(id), slab.pins(id)), (page.refs, page.pins), "{id}");
             assert_eq!(slab.node(id), page.node, "{id}");
+            assert_eq!(slab.retention(id), page.retention, "{id}");
+            assert_eq!(slab.is_reused(id), page.reused && page.node.is_some(), "{id}");
             if page.used {
                 assert_eq!(slab.last_use(id), page.last_use, "{id}");
             }
@@ -206,10 +321,18 @@ impl Model {
     }
 }
 
+fn any_policy() -> impl Strategy<Value = EvictionPolicy> {
+    prop_oneof![Just(EvictionPolicy::PriorityLru), Just(EvictionPolicy::PrioritySlru)]
+}
+
 proptest! {
     #[test]
-    fn any_order_of_calls_leaves_what_plain_lists_say(calls in prop::collection::vec(any_call(), 1..120)) {
-        let (mut slab, mut model) = (Slab::new(PAGES), Model::new());
+    fn any_order_of_calls_leaves_what_a_plain_list_says(
+        policy in any_policy(),
+        calls in prop::collection::vec(any_call(), 1..160),
+    ) {
+        let mut slab = Slab::new(PAGES, policy, Priority::DEFAULT);
+        let mut model = Model::new(policy);
         for call in &calls {
             model.call(&mut slab, call);
             model.compare(&slab);

@@ -1,9 +1,9 @@
 //! How a page moves between its states, and when references and pins end.
 
-use block_pool::{NodeLink, PageId, PageState, Priority, PriorityError, Slab, Step, Taken};
+use block_pool::{EvictionPolicy, NodeLink, PageId, PageState, Priority, PriorityError, Slab, Step, Taken};
 
 fn slab(pages: u32) -> Slab {
-    Slab::new(pages)
+    Slab::new(pages, EvictionPolicy::PriorityLru, Priority::DEFAULT)
 }
 
 fn take(slab: &mut Slab) -> PageId {
@@ -192,6 +192,41 @@ fn priorities_are_0_to_100_and_an_error_says_so() {
     }
     let message = PriorityError(101).to_string();
     assert_eq!(message, "priority 101: must be 0 (evicted first) to 100 (evicted last)");
+}
+
+#[test]
+fn many_pages_are_taken_as_one_by_one() {
+    let (mut one_by_one, mut at_once) = (slab(6), slab(6));
+    for slab in [&mut one_by_one, &mut at_once] {
+        let pages = [1, 2, 3, 4].map(|_| take(slab));
+        slab.publish(pages[0], NodeLink(7), Step(1));
+        pages.into_iter().for_each(|page| slab.release(page, Step(1)));
+    }
+    let mut taken = Vec::new();
+    assert!(at_once.take_many(6, level(80), &mut taken));
+    let expected: Vec<Taken> = (0..6).map(|_| one_by_one.take(level(80)).unwrap()).collect();
+    assert_eq!(taken, expected);
+    assert_eq!(taken.iter().map(|taken| taken.page.0).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 1]);
+    at_once.verify().unwrap();
+}
+
+#[test]
+fn more_pages_than_are_available_are_not_taken_at_all() {
+    let mut slab = slab(3);
+    let held = take(&mut slab);
+    let mut taken = Vec::new();
+    assert!(!slab.take_many(3, Priority::DEFAULT, &mut taken));
+    assert_eq!((taken.len(), slab.available(), slab.refs(held)), (0, 2, 1));
+    assert!(slab.take_many(2, Priority::DEFAULT, &mut taken));
+    assert_eq!((taken.len(), slab.available()), (2, 0));
+}
+
+#[test]
+fn a_policy_is_known_by_its_name() {
+    assert_eq!("priority_lru".parse(), Ok(EvictionPolicy::PriorityLru));
+    assert_eq!("priority_slru".parse(), Ok(EvictionPolicy::PrioritySlru));
+    let message = "lru".parse::<EvictionPolicy>().unwrap_err().to_string();
+    assert_eq!(message, "eviction policy \"lru\": must be 'priority_lru' or 'priority_slru'");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use block_hash::{Algo, Chain, ExtraKeys, Root, Token};
-use block_pool::Priority;
+use block_pool::{EvictionPolicy, Priority};
 use cache_manager::{Ledger, LedgerConfig, NewSequence, OnDuplicate, Reserve, RowMemory, SlotId};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use radix_tree::NamespaceKey;
@@ -27,6 +27,7 @@ fn ledger(page_size: u32, pages: u32) -> Ledger {
         on_duplicate: OnDuplicate::Adopt,
         reserve: Reserve::Chunk,
         offload: false,
+        policy: EvictionPolicy::PriorityLru,
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,

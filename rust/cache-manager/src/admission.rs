@@ -280,9 +280,9 @@ impl Ledger {
                     plan.new_pages - plan.load,
                 ));
             } else {
-                let pages = self.take(plan.new_pages);
+                self.take(plan.new_pages);
                 let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
-                sequence.row.extend(pages);
+                sequence.row.extend(self.taken.iter().map(|taken| taken.page));
                 self.admit(plan);
                 self.plan_step(plan);
             }
@@ -317,20 +317,19 @@ impl Ledger {
         }
     }
 
-    /// Takes pages that the plan left room for.
-    pub(crate) fn take(&mut self, count: u32) -> Vec<PageId> {
-        let mut pages = Vec::with_capacity(count as usize);
-        for _ in 0..count {
-            let taken = self.slab.take(self.config.priority).expect("the plan left room for every page");
+    /// Takes pages that the plan left room for; [`Ledger::taken`] lists them.
+    pub(crate) fn take(&mut self, count: u32) {
+        self.taken.clear();
+        let complete = self.slab.take_many(count, self.config.priority, &mut self.taken);
+        assert!(complete, "the plan left room for every page");
+        for taken in &self.taken {
             if let Some(node) = taken.evicted {
                 self.tree.clear_page(NodeId(node.0));
                 self.counters.evictions += 1;
             }
             self.counters.pages_allocated_new += u64::from(taken.pristine);
-            pages.push(taken.page);
         }
         self.counters.pages_allocated += u64::from(count);
-        pages
     }
 
     /// Moves the request to where its hits end, and counts its first admission.

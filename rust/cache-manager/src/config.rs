@@ -1,7 +1,7 @@
 //! What a ledger is told at the start.
 
 use block_hash::Algo;
-use block_pool::Priority;
+use block_pool::{EvictionPolicy, Priority};
 
 /// What happens when a sequence publishes a block that another sequence published before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +41,8 @@ pub struct LedgerConfig {
     /// Whether blocks that are published are to be copied to other tiers
     /// ([`Ledger::take_offloads`](crate::Ledger::take_offloads)).
     pub offload: bool,
+    /// Which cached page of a priority goes first.
+    pub policy: EvictionPolicy,
     /// Retention priority of every page.
     pub priority: Priority,
     /// Most tokens a request may have, prompt and output; `None`: as many as the pool holds.

@@ -9,7 +9,7 @@ use crate::offloads::OffloadJob;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
 use block_hash::{Identity, Token};
-use block_pool::{PageId, Slab, Step};
+use block_pool::{PageId, Slab, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
 
@@ -19,6 +19,8 @@ pub struct Ledger {
     pub(crate) slab: Slab,
     pub(crate) tree: PrefixTree,
     pub(crate) slots: Slots,
+    /// Pages that the newest [`Ledger::take`] took.
+    pub(crate) taken: Vec<Taken>,
     pub(crate) copies: Copies,
     /// Offloads that nobody has taken yet.
     pub(crate) offloads: Vec<OffloadJob>,
@@ -48,12 +50,13 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger with an empty pool.
     pub fn new(config: LedgerConfig) -> Ledger {
-        let slab = Slab::new(config.pages);
+        let slab = Slab::new(config.pages, config.policy, config.priority);
         let blocks = if config.prefix_caching { config.pages as usize } else { 0 };
         Ledger {
             tree: PrefixTree::new(config.page_size as usize, blocks),
             slab,
             slots: Slots::default(),
+            taken: Vec::new(),
             copies: Copies::default(),
             offloads: Vec::new(),
             published: Vec::new(),

@@ -91,7 +91,8 @@ impl Ledger {
 
     /// Takes the pages of a planned load and pins those that it fills.
     pub(crate) fn begin_load(&mut self, slot: SlotId, first: u32, blocks: u32, rest: u32) -> Option<LoadJob> {
-        let mut pages = self.take(blocks + rest);
+        self.take(blocks + rest);
+        let mut pages: Vec<PageId> = self.taken.iter().map(|taken| taken.page).collect();
         let rest = pages.split_off(blocks as usize);
         let last_step = self.slots.get(slot)?.last_step;
         let copy = self.begin_copy(pages.clone(), last_step, Some(slot));

@@ -206,6 +206,7 @@ impl Ledger {
             orphans_swept: _,
             reader: _,
             admission: _,
+            taken: _,
             offloads: _, // their copies are in flight
             published: _,
         } = self;

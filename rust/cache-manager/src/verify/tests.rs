@@ -7,7 +7,7 @@ use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
 use crate::verify::LedgerFault;
 use block_hash::{Algo, Chain, ExtraKeys, Token};
-use block_pool::{PageFault, PageId, Priority, Step};
+use block_pool::{EvictionPolicy, PageFault, PageId, Priority, Step};
 use radix_tree::{Insertion, NamespaceKey, NodeId, ParentId, TreeFault};
 
 /// Nine tokens, computed, on pages 1 to 3; the first two blocks are stored.
@@ -52,6 +52,7 @@ fn sound() -> Ledger {
         on_duplicate: OnDuplicate::Private,
         reserve: Reserve::Chunk,
         offload: false,
+        policy: EvictionPolicy::PriorityLru,
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,

@@ -1,7 +1,7 @@
 //! Small ledgers and requests, and the shortest way through a forward.
 
 use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Token};
-use block_pool::Priority;
+use block_pool::{EvictionPolicy, Priority};
 use cache_manager::{Ledger, LedgerConfig, NewSequence, OnDuplicate, Reserve, SlotId};
 use radix_tree::NamespaceKey;
 
@@ -18,6 +18,7 @@ pub(crate) fn config(pages: u32) -> LedgerConfig {
         on_duplicate: OnDuplicate::Adopt,
         reserve: Reserve::Chunk,
         offload: false,
+        policy: EvictionPolicy::PriorityLru,
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,
