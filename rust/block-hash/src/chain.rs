@@ -126,12 +126,8 @@ impl Chain {
         self.reserve(blocks - first);
         let mut message = Vec::new();
         while self.len() < blocks {
-            let touched = |block: usize| extras.touches(block * page_size, (block + 1) * page_size);
-            let plain_end = if extras.is_empty() {
-                blocks
-            } else {
-                (self.len()..blocks).find(|&block| touched(block)).unwrap_or(blocks)
-            };
+            let touched = extras.next_touched(self.len() * page_size);
+            let plain_end = touched.map_or(blocks, |token| blocks.min(token / page_size));
             let block = |number: usize| (number - first) * page_size;
             self.extend_plain(&tokens[block(self.len())..block(plain_end)], page_size);
             if plain_end < blocks {

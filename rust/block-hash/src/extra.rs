@@ -124,14 +124,24 @@ impl ExtraKeys {
         cut.into_iter().flatten().min().map(|token| token as usize)
     }
 
-    /// Whether tokens `start..end` are changed by a key: a token replaced, or bytes encoded.
+    /// The first token from `start` on that is changed by a key: replaced, or with bytes encoded.
     /// Costs five binary searches.
+    pub fn next_touched(&self, start: usize) -> Option<usize> {
+        [
+            self.mm_items.next(start),
+            self.prompt_embeds.next(start),
+            next(&self.extra_ids, start),
+            next(&self.replacements, start),
+            next(&self.wide_overrides, start),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Whether a key changes one of the tokens `start..end`.
     pub fn touches(&self, start: usize, end: usize) -> bool {
-        !self.mm_items.within(start, end).is_empty()
-            || !self.prompt_embeds.within(start, end).is_empty()
-            || !within(&self.extra_ids, start, end).is_empty()
-            || !within(&self.replacements, start, end).is_empty()
-            || !within(&self.wide_overrides, start, end).is_empty()
+        self.next_touched(start).is_some_and(|token| token < end)
     }
 
     /// Replaces the overridden tokens among `tokens`, the sequence's tokens from `start` on.
@@ -161,6 +171,11 @@ fn within<T>(entries: &[(usize, T)], start: usize, end: usize) -> &[(usize, T)] 
     let from = entries.partition_point(|&(token, _)| token < start);
     let entries = &entries[from..];
     &entries[..entries.partition_point(|&(token, _)| token < end)]
+}
+
+/// The first token from `start` on in a list sorted by token.
+fn next<T>(entries: &[(usize, T)], start: usize) -> Option<usize> {
+    entries.get(entries.partition_point(|&(token, _)| token < start)).map(|&(token, _)| token)
 }
 
 /// Spans sorted by start, with the running maximum of their ends: overlapping spans are found by
@@ -222,6 +237,12 @@ impl Spans {
         let to = self.sorted.partition_point(|span| span.start < end as u64);
         let from = self.reach[..to].partition_point(|&reach| reach <= start as u64);
         &self.sorted[from..to]
+    }
+
+    /// The first token from `start` on that a span covers.
+    fn next(&self, start: usize) -> Option<usize> {
+        let span = self.sorted.get(self.reach.partition_point(|&reach| reach <= start as u64))?;
+        Some(start.max(span.start as usize))
     }
 
     fn encode(&self, tag: u32, start: usize, end: usize, out: &mut Vec<u8>) {

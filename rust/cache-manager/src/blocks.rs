@@ -2,7 +2,7 @@
 
 use block_hash::{ExtraKeys, Token};
 use block_pool::PageId;
-use radix_tree::{NodeId, ParentId, PrefixTree};
+use radix_tree::{DigestCollision, NodeId, ParentId, PrefixTree};
 
 /// Room for the block at hand when overrides or extra keys touch it.
 #[derive(Default)]
@@ -45,9 +45,6 @@ impl BlockReader {
     }
 }
 
-/// Blocks that are looked up together.
-const AHEAD: usize = 16;
-
 /// A prefix to look for.
 pub(crate) struct Prefix<'a> {
     pub(crate) log: &'a [Token],
@@ -68,22 +65,31 @@ impl Prefix<'_> {
         reader: &mut BlockReader,
         mut found: impl FnMut(NodeId, PageId),
     ) -> bool {
-        for first in (from..to).step_by(AHEAD) {
-            // All keys are known: their places in memory are asked for together.
-            let mut nodes = [None; AHEAD];
-            for (node, &key) in nodes.iter_mut().zip(&self.keys[first..to]) {
-                *node = tree.by_key(key);
+        let page_size = self.page_size;
+        let mut block = from;
+        while block < to {
+            let touched = self.extras.next_touched(block * page_size);
+            let plain_end = touched.map_or(to, |token| to.min(token / page_size));
+            let plain = &self.log[block * page_size..plain_end * page_size];
+            match tree.follow(parent, &self.keys[block..plain_end], plain, &mut found) {
+                Ok(Some(last)) => parent = last,
+                Ok(None) => return false,
+                Err(DigestCollision) => return true,
             }
-            for (block, node) in (first..to).zip(nodes) {
-                let Some(node) = node else { return false };
-                let (tokens, extra) = reader.read(self.log, self.extras, self.page_size, block);
-                if !tree.is_block(node, parent, tokens, extra) {
-                    return true;
+            if plain_end == to {
+                break;
+            }
+            let (tokens, extra) = reader.read(self.log, self.extras, page_size, plain_end);
+            match tree.find(parent, self.keys[plain_end], tokens, extra) {
+                Ok(Some(node)) => {
+                    let Some(page) = tree.page(node) else { return false };
+                    found(node, page);
+                    parent = ParentId::Node(node);
                 }
-                let Some(page) = tree.page(node) else { return false };
-                found(node, page);
-                parent = ParentId::Node(node);
+                Ok(None) => return false,
+                Err(DigestCollision) => return true,
             }
+            block = plain_end + 1;
         }
         false
     }

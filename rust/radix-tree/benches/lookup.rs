@@ -1,14 +1,18 @@
-//! A deep warm walk: the 2,048 blocks of 32k cached tokens (page 16) among 100,000 resident blocks.
+//! Prompts of 2,048 blocks (32k tokens, page 16) among 100,000 resident blocks. The throughput is in blocks.
 //!
-//! The throughput is in blocks. Each block costs one probe of the table and one comparison of its tokens.
+//! - `walk`: one prompt after the other is found, so that none is in the nearer caches; and one prompt again
+//!   and again. Stored in one go, the blocks of a prompt are neighbours; stored in turns with others, none
+//!   is beside the block that it follows.
+//! - `publish`: the oldest prompt goes, the last block first, and a new one is stored in its place.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::Duration;
 
 use block_hash::{Algo, Chain, ExtraKeys, Root, Token};
 use block_pool::PageId;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use radix_tree::{Insertion, NamespaceId, NamespaceKey, ParentId, PrefixTree};
+use radix_tree::{Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
 
 const PAGE: usize = 16;
 const PROMPT_BLOCKS: usize = 2_048;
@@ -28,47 +32,96 @@ impl Prompt {
         chain.extend(&tokens, PAGE, &ExtraKeys::default());
         Prompt { tokens, chain }
     }
-
-    fn blocks(&self) -> impl Iterator<Item = (u64, &[Token])> {
-        self.chain.keys().iter().copied().zip(self.tokens.chunks_exact(PAGE))
-    }
 }
 
-fn warm_walk(criterion: &mut Criterion) {
+/// A tree that is full of these prompts.
+fn full_tree(prompts: &[Prompt], in_turns: bool) -> (PrefixTree, NamespaceId) {
     let mut tree = PrefixTree::new(PAGE, RESIDENT_BLOCKS);
     let namespace = tree.acquire_namespace(&NamespaceKey::default());
-    let prompts: Vec<Prompt> = (0..=RESIDENT_BLOCKS / PROMPT_BLOCKS).map(Prompt::new).collect();
-    for prompt in &prompts {
-        store(&mut tree, namespace, prompt);
+    if in_turns {
+        let mut parents = vec![ParentId::Root(namespace); prompts.len()];
+        for block in 0..PROMPT_BLOCKS {
+            for (prompt, parent) in prompts.iter().zip(&mut parents) {
+                *parent = ParentId::Node(store_block(&mut tree, *parent, prompt, block));
+            }
+        }
+    } else {
+        prompts.iter().for_each(|prompt| drop(store(&mut tree, namespace, prompt)));
     }
-    let mut group = criterion.benchmark_group("warm walk");
+    (tree, namespace)
+}
+
+fn prompts() -> impl Iterator<Item = Prompt> {
+    (0..=RESIDENT_BLOCKS / PROMPT_BLOCKS).map(Prompt::new)
+}
+
+fn walk(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("walk");
     group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
     group.throughput(Throughput::Elements(PROMPT_BLOCKS as u64));
+    let prompts: Vec<Prompt> = prompts().collect();
+    let (tree, namespace) = full_tree(&prompts, false);
     let mut next = prompts.iter().cycle();
-    group.bench_function("2048 blocks among 100k", |bencher| {
-        // Another prompt each time: its nodes are not in the first-level cache.
-        bencher.iter(|| walk(&tree, namespace, black_box(next.next().expect("there are prompts"))));
+    group.bench_function("neighbours, prompts rotate", |bencher| {
+        bencher.iter(|| follow(&tree, namespace, black_box(next.next().expect("there are prompts"))));
+    });
+    group.bench_function("neighbours, one prompt", |bencher| {
+        bencher.iter(|| follow(&tree, namespace, black_box(&prompts[0])));
+    });
+    let (tree, namespace) = full_tree(&prompts, true);
+    group.bench_function("scattered, prompts rotate", |bencher| {
+        bencher.iter(|| follow(&tree, namespace, black_box(next.next().expect("there are prompts"))));
     });
     group.finish();
 }
 
-fn store(tree: &mut PrefixTree, namespace: NamespaceId, prompt: &Prompt) {
+fn publish(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("publish");
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
+    group.throughput(Throughput::Elements(PROMPT_BLOCKS as u64));
+    let mut prompts: VecDeque<Prompt> = prompts().collect();
+    let mut tree = PrefixTree::new(PAGE, RESIDENT_BLOCKS);
+    let namespace = tree.acquire_namespace(&NamespaceKey::default());
+    let mut stored: VecDeque<Vec<NodeId>> =
+        prompts.iter().map(|prompt| store(&mut tree, namespace, prompt)).collect();
+    group.bench_function("one prompt goes, another comes", |bencher| {
+        bencher.iter(|| {
+            let gone = stored.pop_front().expect("the tree is full");
+            gone.iter().rev().for_each(|&node| tree.clear_page(node));
+            stored.push_back(store(&mut tree, namespace, &prompts[0]));
+            prompts.rotate_left(1);
+        });
+    });
+    group.finish();
+}
+
+fn store(tree: &mut PrefixTree, namespace: NamespaceId, prompt: &Prompt) -> Vec<NodeId> {
     let mut parent = ParentId::Root(namespace);
-    for (key, tokens) in prompt.blocks() {
-        let Insertion::New(node) = tree.insert(parent, key, tokens, &[]) else {
-            panic!("no two prompts share a block")
-        };
-        tree.set_page(node, PageId(1));
+    let blocks = (0..PROMPT_BLOCKS).map(|block| {
+        let node = store_block(tree, parent, prompt, block);
         parent = ParentId::Node(node);
-    }
+        node
+    });
+    blocks.collect()
 }
 
-fn walk(tree: &PrefixTree, namespace: NamespaceId, prompt: &Prompt) -> ParentId {
-    prompt.blocks().fold(ParentId::Root(namespace), |parent, (key, tokens)| {
-        let found = tree.find(parent, key, tokens, &[]).expect("no hash collides");
-        ParentId::Node(found.expect("the prompt is stored"))
-    })
+fn store_block(tree: &mut PrefixTree, parent: ParentId, prompt: &Prompt, block: usize) -> NodeId {
+    let tokens = &prompt.tokens[block * PAGE..(block + 1) * PAGE];
+    let Insertion::New(node) = tree.insert(parent, prompt.chain.keys()[block], tokens, &[]) else {
+        panic!("no two prompts share a block")
+    };
+    tree.set_page(node, PageId(1));
+    node
 }
 
-criterion_group!(benches, warm_walk);
+/// The pages of a prompt.
+fn follow(tree: &PrefixTree, namespace: NamespaceId, prompt: &Prompt) -> Vec<PageId> {
+    let mut pages = Vec::with_capacity(PROMPT_BLOCKS);
+    let root = ParentId::Root(namespace);
+    let found = tree.follow(root, prompt.chain.keys(), &prompt.tokens, |_, page| pages.push(page));
+    assert!(matches!(found, Ok(Some(_))), "the prompt is stored");
+    pages
+}
+
+criterion_group!(benches, walk, publish);
 criterion_main!(benches);

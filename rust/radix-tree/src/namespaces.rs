@@ -1,5 +1,6 @@
 //! Namespaces: salt, adapter and adapter generation, compared by bytes; each has a root of its own.
 
+use crate::node::NONE;
 use block_hash::{Adapter, Root};
 use std::collections::HashMap;
 
@@ -42,8 +43,8 @@ struct Namespace {
     key: NamespaceKey,
     /// Sequences that hold the namespace.
     holders: u32,
-    /// Nodes directly below its root.
-    pub(crate) children: u32,
+    /// The node in front of those directly below its root.
+    first_child: u32,
 }
 
 /// The namespaces in use.
@@ -66,7 +67,7 @@ impl Namespaces {
             self.entry(id).holders += 1;
             return id;
         }
-        let namespace = Some(Namespace { key: key.clone(), holders: 1, children: 0 });
+        let namespace = Some(Namespace { key: key.clone(), holders: 1, first_child: NONE });
         let id = if let Some(id) = self.free.pop() {
             self.entries[id.0 as usize] = namespace;
             id
@@ -84,25 +85,25 @@ impl Namespaces {
         self.drop_if_unused(id);
     }
 
-    pub(crate) fn add_child(&mut self, id: NamespaceId) {
-        self.entry(id).children += 1;
+    #[inline]
+    pub(crate) fn first_child(&self, id: NamespaceId) -> u32 {
+        self.entries[id.0 as usize].as_ref().map_or(NONE, |entry| entry.first_child)
     }
 
-    pub(crate) fn remove_child(&mut self, id: NamespaceId) {
-        self.entry(id).children -= 1;
+    pub(crate) fn set_first_child(&mut self, id: NamespaceId, node: u32) {
+        self.entry(id).first_child = node;
         self.drop_if_unused(id);
     }
 
-    /// `(namespace, holders, children)` of every namespace in use.
-    pub(crate) fn live(&self) -> impl Iterator<Item = (NamespaceId, u32, u32)> + '_ {
-        self.entries.iter().enumerate().filter_map(|(index, entry)| {
-            entry.as_ref().map(|entry| (NamespaceId(index as u32), entry.holders, entry.children))
-        })
+    /// Every namespace in use, and how many hold it.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (NamespaceId, u32)> + '_ {
+        let entries = self.entries.iter().enumerate();
+        entries.filter_map(|(index, entry)| Some((NamespaceId(index as u32), entry.as_ref()?.holders)))
     }
 
     fn drop_if_unused(&mut self, id: NamespaceId) {
         let slot = &mut self.entries[id.0 as usize];
-        if slot.as_ref().is_some_and(|entry| entry.holders == 0 && entry.children == 0) {
+        if slot.as_ref().is_some_and(|entry| entry.holders == 0 && entry.first_child == NONE) {
             if let Some(entry) = slot.take() {
                 self.ids.remove(&entry.key);
             }

@@ -1,70 +1,14 @@
-//! Nodes, look-up, insertion and pruning.
+//! Nodes, insertion and pruning.
 
-use crate::extra_keys::{ExtraId, ExtraKeyStore};
+use crate::extra_keys::ExtraKeyStore;
+use crate::lookup::DigestCollision;
 use crate::namespaces::{NamespaceId, NamespaceKey, Namespaces};
+use crate::node::{NONE, Node, NodeId, PackedParent, ParentId};
 use crate::table::NodeTable;
 use block_hash::Token;
 use block_pool::PageId;
+use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
-
-/// A node of the tree: one block of one prefix.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct NodeId(pub u32);
-
-/// What a block follows: the root of its namespace, or another block.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum ParentId {
-    /// The block is the first of its prefix.
-    Root(NamespaceId),
-    /// The block before it.
-    Node(NodeId),
-}
-
-/// [`ParentId`] in four bytes: roots have the upper bit.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct PackedParent(u32);
-
-impl PackedParent {
-    const ROOT: u32 = 1 << 31;
-
-    #[inline]
-    fn pack(parent: ParentId) -> PackedParent {
-        match parent {
-            ParentId::Root(namespace) => PackedParent(namespace.0 | Self::ROOT),
-            ParentId::Node(node) => PackedParent(node.0),
-        }
-    }
-
-    #[inline]
-    fn unpack(self) -> ParentId {
-        if self.0 & Self::ROOT == 0 {
-            ParentId::Node(NodeId(self.0))
-        } else {
-            ParentId::Root(NamespaceId(self.0 & !Self::ROOT))
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct Node {
-    pub(crate) key: u64,
-    parent: PackedParent,
-    /// Child nodes, and anchors of sequences that need the node to stay.
-    pub(crate) children: u32,
-    /// The device slot; the null page stands for "no page".
-    page: PageId,
-    pub(crate) extra: ExtraId,
-}
-
-impl Node {
-    pub(crate) fn parent(&self) -> ParentId {
-        self.parent.unpack()
-    }
-
-    fn is_free(&self) -> bool {
-        self.children == u32::MAX
-    }
-}
 
 /// What [`PrefixTree::insert`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,14 +23,16 @@ pub enum Insertion {
 
 /// The tree of one replica. Blocks are `page_size` tokens.
 pub struct PrefixTree {
-    page_size: usize,
+    pub(crate) page_size: usize,
     pub(crate) nodes: Vec<Node>,
     /// `page_size` tokens a node, under the node's index.
-    tokens: Vec<Token>,
-    free: Vec<NodeId>,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) first_free: u32,
     /// Nodes with a page.
     pub(crate) resident: usize,
-    table: NodeTable,
+    /// Nodes that sequences need to stay, and how many do: few, since blocks hold those before them.
+    pub(crate) anchors: HashMap<NodeId, u32>,
+    pub(crate) table: NodeTable,
     pub(crate) extras: ExtraKeyStore,
     pub(crate) namespaces: Namespaces,
 }
@@ -98,8 +44,9 @@ impl PrefixTree {
             page_size,
             nodes: Vec::new(),
             tokens: Vec::new(),
-            free: Vec::new(),
+            first_free: NONE,
             resident: 0,
+            anchors: HashMap::new(),
             table: NodeTable::with_capacity(capacity),
             extras: ExtraKeyStore::default(),
             namespaces: Namespaces::default(),
@@ -142,44 +89,7 @@ impl PrefixTree {
         self.namespaces.release(namespace);
     }
 
-    /// The node of the block with chained hash `key`, these `tokens` and `extra` keys, below `parent`.
-    /// `Err` tells that another block has the same hash.
-    ///
-    /// # Errors
-    /// [`DigestCollision`] when the hash belongs to another block.
-    #[inline]
-    pub fn find(
-        &self,
-        parent: ParentId,
-        key: u64,
-        tokens: &[Token],
-        extra: &[u8],
-    ) -> Result<Option<NodeId>, DigestCollision> {
-        match self.by_key(key) {
-            Some(node) if self.is_block(node, parent, tokens, extra) => Ok(Some(node)),
-            Some(_) => Err(DigestCollision),
-            None => Ok(None),
-        }
-    }
-
-    /// The node whose block has chained hash `key`, whatever its tokens are: to be compared with
-    /// [`PrefixTree::is_block`]. Asking for many keys first and comparing afterwards lets their memory
-    /// accesses overlap.
-    #[inline]
-    pub fn by_key(&self, key: u64) -> Option<NodeId> {
-        self.table.find(key, |index| self.nodes[index as usize].key == key).map(NodeId)
-    }
-
-    /// Whether `node` is the block of these tokens and extra keys below `parent`.
-    #[inline]
-    pub fn is_block(&self, node: NodeId, parent: ParentId, tokens: &[Token], extra: &[u8]) -> bool {
-        let record = &self.nodes[node.0 as usize];
-        record.parent == PackedParent::pack(parent)
-            && self.tokens(node) == tokens
-            && self.extras.equals(record.extra, extra)
-    }
-
-    /// The node of that block, made if it is not there.
+    /// The node of the block that [`PrefixTree::find`] would look for, made if it is not there.
     pub fn insert(&mut self, parent: ParentId, key: u64, tokens: &[Token], extra: &[u8]) -> Insertion {
         debug_assert_eq!(tokens.len(), self.page_size, "a node is one whole block");
         match self.find(parent, key, tokens, extra) {
@@ -187,29 +97,12 @@ impl PrefixTree {
             Err(DigestCollision) => return Insertion::Collision,
             Ok(None) => {}
         }
-        let node = Node {
-            key,
-            parent: PackedParent::pack(parent),
-            children: 0,
-            page: PageId::NULL,
-            extra: self.extras.acquire(extra),
-        };
-        let id = if let Some(id) = self.free.pop() {
-            self.nodes[id.0 as usize] = node;
-            let start = id.0 as usize * self.page_size;
-            self.tokens[start..start + self.page_size].copy_from_slice(tokens);
-            id
-        } else {
-            self.nodes.push(node);
-            self.tokens.extend_from_slice(tokens);
-            NodeId(self.nodes.len() as u32 - 1)
-        };
-        match parent {
-            ParentId::Root(namespace) => self.namespaces.add_child(namespace),
-            ParentId::Node(parent) => self.nodes[parent.0 as usize].children += 1,
-        }
-        self.table.insert(key, id.0);
-        Insertion::New(id)
+        let node = self.place(parent);
+        let id = node.0 as usize;
+        (self.nodes[id].key, self.nodes[id].extra) = (key, self.extras.acquire(extra));
+        self.tokens[id * self.page_size..][..self.page_size].copy_from_slice(tokens);
+        self.table.insert(key, node.0);
+        Insertion::New(node)
     }
 
     /// The page that holds the node's block on the device.
@@ -237,18 +130,25 @@ impl PrefixTree {
 
     /// Keeps `node` in the tree, with or without a page, until [`PrefixTree::release_anchor`].
     pub fn anchor(&mut self, node: NodeId) {
-        self.nodes[node.0 as usize].children += 1;
+        *self.anchors.entry(node).or_default() += 1;
     }
 
     /// Gives up one [`PrefixTree::anchor`].
+    ///
+    /// # Panics
+    /// If nothing anchors the node.
     pub fn release_anchor(&mut self, node: NodeId) {
-        self.nodes[node.0 as usize].children -= 1;
+        let anchors = self.anchors.get_mut(&node).expect("the node is anchored");
+        *anchors -= 1;
+        if *anchors == 0 {
+            self.anchors.remove(&node);
+        }
         self.prune(node);
     }
 
     /// What the node's block follows.
     pub fn parent(&self, node: NodeId) -> ParentId {
-        self.nodes[node.0 as usize].parent()
+        self.node(node).parent.unpack()
     }
 
     /// The node's token ids, overrides applied.
@@ -264,15 +164,18 @@ impl PrefixTree {
         live.map(|(index, _)| NodeId(index as u32))
     }
 
-    /// Feeds every node and the order in which free numbers are used again to `hasher`.
+    /// Feeds every node, the order of siblings and the order in which free numbers are used again to
+    /// `hasher`.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
         for node in self.iter() {
-            (node, self.parent(node), self.page(node), self.node(node).children, self.tokens(node))
-                .hash(hasher);
+            let record = self.node(node);
+            (node, record.parent, record.page, record.first_child, record.next).hash(hasher);
+            (self.anchors.get(&node), self.tokens(node)).hash(hasher);
         }
-        self.free.hash(hasher);
+        self.list(PackedParent::FREE).for_each(|node| node.hash(hasher));
     }
 
+    #[inline]
     pub(crate) fn node(&self, node: NodeId) -> &Node {
         &self.nodes[node.0 as usize]
     }
@@ -282,27 +185,40 @@ impl PrefixTree {
         self.table.find(key, |index| index == node.0).is_some()
     }
 
+    /// A new record below `parent`, beside it if that place is free: then what follows is found there.
+    fn place(&mut self, parent: ParentId) -> NodeId {
+        let beside = match parent {
+            ParentId::Node(above) => above.0 + 1,
+            ParentId::Root(_) => NONE,
+        };
+        let node = match self.nodes.get(beside as usize) {
+            Some(record) if record.is_free() => beside,
+            _ => self.first_free,
+        };
+        let node = if node == NONE {
+            self.nodes.push(Node::UNUSED);
+            self.tokens.resize(self.nodes.len() * self.page_size, 0);
+            NodeId(self.nodes.len() as u32 - 1)
+        } else {
+            self.unlink(NodeId(node));
+            NodeId(node)
+        };
+        self.link(node, PackedParent::pack(parent));
+        node
+    }
+
+    /// Drops the node if it holds nothing and leads nowhere, and then those before it that do neither.
     fn prune(&mut self, mut node: NodeId) {
-        loop {
-            let record = self.nodes[node.0 as usize];
-            if record.page != PageId::NULL || record.children > 0 {
-                return;
-            }
+        while self.page(node).is_none() && self.is_leaf(node) && !self.anchors.contains_key(&node) {
+            let record = *self.node(node);
             self.table.remove(record.key, node.0);
             self.extras.release(record.extra);
-            self.nodes[node.0 as usize].children = u32::MAX;
-            self.free.push(node);
-            match record.parent() {
-                ParentId::Root(namespace) => return self.namespaces.remove_child(namespace),
-                ParentId::Node(parent) => {
-                    self.nodes[parent.0 as usize].children -= 1;
-                    node = parent;
-                }
+            self.unlink(node);
+            self.link(node, PackedParent::FREE);
+            match record.parent.unpack() {
+                ParentId::Root(_) => return,
+                ParentId::Node(parent) => node = parent,
             }
         }
     }
 }
-
-/// Two different blocks have one hash.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DigestCollision;

@@ -1,7 +1,9 @@
 //! The tree's books, checked.
 
+use crate::extra_keys::ExtraId;
 use crate::namespaces::NamespaceId;
-use crate::tree::{NodeId, ParentId, PrefixTree};
+use crate::node::{NONE, NodeId, PackedParent, ParentId};
+use crate::tree::PrefixTree;
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -18,10 +20,17 @@ pub struct TreeFault {
     pub what: String,
 }
 
+/// Named by faults that are no single node's.
+const NO_NODE: NodeId = NodeId(u32::MAX);
+
+fn fault<T>(node: NodeId, what: impl Into<String>) -> Result<T, TreeFault> {
+    Err(TreeFault { node, what: what.into() })
+}
+
 impl PrefixTree {
-    /// Checks that parents, child counts, the table and the interned keys agree. `anchors` gives the
-    /// number of anchors that sequences hold on a node, `holders` the number of sequences that hold a
-    /// namespace.
+    /// Checks that parents, lists of children, anchors, the table and the interned keys agree. `anchors`
+    /// gives the number of anchors that sequences hold on a node, `holders` the number of sequences that
+    /// hold a namespace.
     ///
     /// # Errors
     /// The first node that breaks the books.
@@ -30,75 +39,99 @@ impl PrefixTree {
         anchors: &HashMap<NodeId, u32>,
         holders: &HashMap<NamespaceId, u32>,
     ) -> Result<(), TreeFault> {
-        let fault = |node, what: String| Err(TreeFault { node, what });
-        let mut children: HashMap<ParentId, u32> = HashMap::new();
-        let mut extra_uses = HashMap::new();
-        let mut count = 0;
+        self.verify_nodes(anchors)?;
+        self.verify_lists()?;
+        self.verify_namespaces(holders)?;
+        self.verify_extra_keys()?;
+        let resident = self.iter().filter(|&node| self.page(node).is_some()).count();
+        if self.resident() != resident {
+            return fault(NO_NODE, format!("{resident} nodes have a page, {} are counted", self.resident()));
+        }
+        let count = self.iter().count();
+        if self.len() != count {
+            return fault(NO_NODE, format!("the table holds {} nodes, the tree {count}", self.len()));
+        }
+        Ok(())
+    }
+
+    fn verify_nodes(&self, anchors: &HashMap<NodeId, u32>) -> Result<(), TreeFault> {
         for node in self.iter() {
-            count += 1;
-            *children.entry(self.parent(node)).or_default() += 1;
-            *extra_uses.entry(self.node(node).extra).or_insert(0) += 1;
             if !self.is_in_table(node) {
-                return fault(node, "the table does not lead to it".into());
+                return fault(node, "the table does not lead to it");
+            }
+            if self.page(node).is_none() && self.is_leaf(node) && !self.anchors.contains_key(&node) {
+                return fault(node, "has neither a page nor children nor anchors");
             }
         }
-        for node in self.iter() {
-            let record = self.node(node);
-            let below = children.get(&ParentId::Node(node)).copied().unwrap_or(0);
-            let held = anchors.get(&node).copied().unwrap_or(0);
-            if record.children != below + held {
-                let what = format!("counts {} children, has {below} and {held} anchors", record.children);
-                return fault(node, what);
+        for &node in self.anchors.keys().chain(anchors.keys()) {
+            let [counted, held] = [&self.anchors, anchors].map(|map| map.get(&node).copied().unwrap_or(0));
+            if counted != held {
+                return fault(node, format!("counts {counted} anchors, sequences hold {held}"));
             }
-            if self.page(node).is_none() && record.children == 0 {
-                return fault(node, "has neither a page nor children".into());
+            if counted > 0 && !self.is_in_table(node) {
+                return fault(node, "is anchored and not in the table");
             }
         }
-        for parent in children.keys() {
-            if let ParentId::Node(parent) = *parent
-                && !self.is_in_table(parent)
-            {
-                return fault(parent, "has children and is not in the table".into());
+        Ok(())
+    }
+
+    /// Every record is in its parent's list, once, and its links fit.
+    fn verify_lists(&self) -> Result<(), TreeFault> {
+        let roots = self.namespaces.live().map(|(namespace, _)| ParentId::Root(namespace));
+        let parents = self.iter().map(ParentId::Node).chain(roots).map(PackedParent::pack);
+        let mut listed = vec![false; self.nodes.len()];
+        for parent in parents.chain([PackedParent::FREE]) {
+            let (mut before, mut next) = (NONE, self.head(parent));
+            while next != NONE {
+                let node = NodeId(next);
+                let Some(record) = self.nodes.get(next as usize) else {
+                    return fault(node, "is linked and does not exist");
+                };
+                if record.parent != parent {
+                    return fault(node, "is listed below a parent that is not its own");
+                }
+                if record.previous != before {
+                    return fault(node, "links back to another sibling than the one before it");
+                }
+                listed[next as usize] = true; // and never again: it links back to one node only
+                (before, next) = (next, record.next);
             }
         }
-        let root = NodeId(u32::MAX);
+        match listed.iter().position(|listed| !listed) {
+            Some(index) => fault(NodeId(index as u32), "is not listed below its parent"),
+            None => Ok(()),
+        }
+    }
+
+    fn verify_namespaces(&self, holders: &HashMap<NamespaceId, u32>) -> Result<(), TreeFault> {
         let mut namespaces = 0;
-        for (namespace, counted_holders, counted) in self.namespaces.live() {
-            let below = children.get(&ParentId::Root(namespace)).copied().unwrap_or(0);
-            if counted != below {
-                return fault(root, format!("{namespace:?} counts {counted} first blocks, has {below}"));
-            }
+        for (namespace, counted) in self.namespaces.live() {
             let held = holders.get(&namespace).copied().unwrap_or(0);
-            if counted_holders != held {
-                let what = format!("{namespace:?} counts {counted_holders} holders, {held} hold it");
-                return fault(root, what);
+            if counted != held {
+                return fault(NO_NODE, format!("{namespace:?} counts {counted} holders, {held} hold it"));
             }
-            if held == 0 && below == 0 {
-                return fault(root, format!("{namespace:?} is kept for nobody"));
+            if held == 0 && self.namespaces.first_child(namespace) == NONE {
+                return fault(NO_NODE, format!("{namespace:?} is kept for nobody"));
             }
             namespaces += usize::from(held > 0);
         }
         if namespaces != holders.len() {
-            return fault(
-                root,
-                format!("{} namespaces are held, the tree knows {namespaces}", holders.len()),
-            );
+            let held = holders.len();
+            return fault(NO_NODE, format!("{held} namespaces are held, the tree knows {namespaces}"));
+        }
+        Ok(())
+    }
+
+    fn verify_extra_keys(&self) -> Result<(), TreeFault> {
+        let mut uses: HashMap<ExtraId, u32> = HashMap::new();
+        for node in self.iter() {
+            *uses.entry(self.node(node).extra).or_default() += 1;
         }
         for extra in self.extras.live() {
-            let uses = extra_uses.get(&extra).copied().unwrap_or(0);
-            if self.extras.uses(extra) != uses {
-                return fault(
-                    root,
-                    format!("{extra:?} is used by {uses} nodes, not {}", self.extras.uses(extra)),
-                );
+            let (uses, counted) = (uses.get(&extra).copied().unwrap_or(0), self.extras.uses(extra));
+            if counted != uses {
+                return fault(NO_NODE, format!("{extra:?} is used by {uses} nodes, not {counted}"));
             }
-        }
-        let resident = self.iter().filter(|&node| self.page(node).is_some()).count();
-        if self.resident() != resident {
-            return fault(root, format!("{resident} nodes have a page, {} are counted", self.resident()));
-        }
-        if self.len() != count {
-            return fault(root, format!("the table holds {} nodes, the tree {count}", self.len()));
         }
         Ok(())
     }

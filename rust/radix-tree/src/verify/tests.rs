@@ -2,15 +2,14 @@
 
 use crate::extra_keys::ExtraKeyStore;
 use crate::namespaces::{NamespaceId, NamespaceKey};
-use crate::tree::{Insertion, NodeId, ParentId, PrefixTree};
-use crate::verify::TreeFault;
+use crate::node::{NONE, NodeId, PackedParent, ParentId};
+use crate::tree::{Insertion, PrefixTree};
+use crate::verify::{NO_NODE, TreeFault};
 use block_pool::PageId;
 use std::collections::HashMap;
 
 const FIRST: NodeId = NodeId(0);
 const SECOND: NodeId = NodeId(1);
-/// Named by faults of the whole tree.
-const NO_NODE: NodeId = NodeId(u32::MAX);
 
 /// Two blocks, one below the other, the second with an extra key; the namespace is held once.
 struct Scene {
@@ -43,27 +42,77 @@ fn fault(node: NodeId, what: &str) -> TreeFault {
 }
 
 #[test]
-fn a_child_that_is_not_there_is_found() {
-    let found = after(|scene| scene.tree.nodes[1].children += 1);
-    assert_eq!(found, fault(SECOND, "counts 1 children, has 0 and 0 anchors"));
+fn a_child_that_does_not_exist_is_found() {
+    let found = after(|scene| scene.tree.nodes[1].first_child = 2);
+    assert_eq!(found, fault(NodeId(2), "is linked and does not exist"));
 }
 
 #[test]
-fn a_child_that_is_not_counted_is_found() {
-    let found = after(|scene| scene.tree.nodes[0].children = 0);
-    assert_eq!(found, fault(FIRST, "counts 0 children, has 1 and 0 anchors"));
+fn a_block_that_its_parent_does_not_list_is_found() {
+    let found = after(|scene| scene.tree.nodes[0].first_child = NONE);
+    assert_eq!(found, fault(SECOND, "is not listed below its parent"));
+}
+
+#[test]
+fn a_first_block_that_its_namespace_does_not_list_is_found() {
+    let found = after(|scene| scene.tree.namespaces.set_first_child(scene.namespace, NONE));
+    assert_eq!(found, fault(FIRST, "is not listed below its parent"));
+}
+
+#[test]
+fn a_block_below_another_parent_than_the_one_that_lists_it_is_found() {
+    let found = after(|scene| scene.tree.nodes[1].parent = PackedParent::pack(ParentId::Node(SECOND)));
+    assert_eq!(found, fault(SECOND, "is listed below a parent that is not its own"));
+}
+
+#[test]
+fn a_sibling_that_links_back_wrongly_is_found() {
+    let found = after(|scene| {
+        assert_eq!(scene.tree.insert(ParentId::Node(FIRST), 3, &[7], &[]), Insertion::New(NodeId(2)));
+        scene.tree.set_page(NodeId(2), PageId(3));
+        scene.tree.nodes[1].previous = NONE;
+    });
+    assert_eq!(found, fault(SECOND, "links back to another sibling than the one before it"));
+}
+
+#[test]
+fn a_list_that_runs_in_a_circle_is_found() {
+    let found = after(|scene| {
+        scene.tree.nodes[1].next = 1;
+        scene.tree.nodes[1].previous = 1;
+    });
+    assert_eq!(found, fault(SECOND, "links back to another sibling than the one before it"));
+}
+
+#[test]
+fn a_free_record_that_is_not_listed_is_found() {
+    let found = after(|scene| {
+        scene.tree.clear_page(SECOND);
+        scene.tree.first_free = NONE;
+    });
+    assert_eq!(found, fault(SECOND, "is not listed below its parent"));
 }
 
 #[test]
 fn an_anchor_that_nobody_claims_is_found() {
     let found = after(|scene| scene.tree.anchor(FIRST));
-    assert_eq!(found, fault(FIRST, "counts 2 children, has 1 and 0 anchors"));
+    assert_eq!(found, fault(FIRST, "counts 1 anchors, sequences hold 0"));
 }
 
 #[test]
 fn an_anchor_that_the_tree_does_not_count_is_found() {
     let found = after(|scene| assert_eq!(scene.anchors.insert(SECOND, 1), None));
-    assert_eq!(found, fault(SECOND, "counts 0 children, has 0 and 1 anchors"));
+    assert_eq!(found, fault(SECOND, "counts 0 anchors, sequences hold 1"));
+}
+
+#[test]
+fn an_anchor_on_a_block_that_has_gone_is_found() {
+    let found = after(|scene| {
+        scene.tree.clear_page(SECOND);
+        scene.tree.anchors.insert(SECOND, 1);
+        scene.anchors.insert(SECOND, 1);
+    });
+    assert_eq!(found, fault(SECOND, "is anchored and not in the table"));
 }
 
 #[test]
@@ -71,7 +120,7 @@ fn a_block_with_neither_page_nor_children_is_found() {
     let found = after(|scene| {
         scene.tree.insert(ParentId::Node(SECOND), 3, &[7], &[]);
     });
-    assert_eq!(found, fault(NodeId(2), "has neither a page nor children"));
+    assert_eq!(found, fault(NodeId(2), "has neither a page nor children nor anchors"));
 }
 
 #[test]
@@ -83,18 +132,12 @@ fn a_node_under_another_hash_than_the_table_has_is_found() {
 #[test]
 fn a_node_that_is_free_and_in_the_table_is_found() {
     let found = after(|scene| {
-        scene.tree.nodes[1].children = u32::MAX;
-        scene.tree.nodes[0].children = 0;
+        scene.tree.unlink(SECOND);
+        scene.tree.link(SECOND, PackedParent::FREE);
         scene.tree.resident -= 1;
         scene.tree.extras = ExtraKeyStore::default();
     });
     assert_eq!(found, fault(NO_NODE, "the table holds 2 nodes, the tree 1"));
-}
-
-#[test]
-fn a_first_block_that_its_namespace_does_not_count_is_found() {
-    let found = after(|scene| scene.tree.namespaces.add_child(scene.namespace));
-    assert_eq!(found, fault(NO_NODE, "NamespaceId(0) counts 2 first blocks, has 1"));
 }
 
 #[test]

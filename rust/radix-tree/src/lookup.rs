@@ -1,0 +1,114 @@
+//! Look-up: of one block, and along a prefix.
+//!
+//! Blocks that were stored in one go are neighbours, records and tokens alike, and a prefix is followed
+//! through them in the order of memory: the place of the next block is known before this one is read. Only
+//! where the neighbour is another block, and the first child too, is the table asked.
+
+use crate::extra_keys::ExtraId;
+use crate::node::{NodeId, PackedParent, ParentId};
+use crate::tree::PrefixTree;
+use block_hash::Token;
+use block_pool::PageId;
+
+/// Two different blocks have one hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DigestCollision;
+
+/// Neighbours whose tokens are compared together: what they are compared with stays in the nearest cache.
+const RUN: usize = 64;
+
+impl PrefixTree {
+    /// The node of the block with chained hash `key`, these `tokens` and `extra` keys, below `parent`.
+    ///
+    /// # Errors
+    /// [`DigestCollision`] when the hash belongs to another block.
+    #[inline]
+    pub fn find(
+        &self,
+        parent: ParentId,
+        key: u64,
+        tokens: &[Token],
+        extra: &[u8],
+    ) -> Result<Option<NodeId>, DigestCollision> {
+        let parent = PackedParent::pack(parent);
+        let Some(node) = self.owner(parent, key) else { return Ok(None) };
+        let record = self.node(node);
+        let is_block =
+            record.parent == parent && self.tokens(node) == tokens && self.extras.equals(record.extra, extra);
+        if is_block { Ok(Some(node)) } else { Err(DigestCollision) }
+    }
+
+    /// Follows whole blocks of `tokens`, with chained hashes `keys` and no extra keys, below `parent`, as
+    /// long as each is stored with a page, and gives each to `found`. The last of them, or `parent` for no
+    /// blocks; `None` where a block is not there.
+    ///
+    /// # Errors
+    /// [`DigestCollision`] where a hash belongs to another block.
+    pub fn follow(
+        &self,
+        parent: ParentId,
+        keys: &[u64],
+        tokens: &[Token],
+        mut found: impl FnMut(NodeId, PageId),
+    ) -> Result<Option<ParentId>, DigestCollision> {
+        debug_assert_eq!(tokens.len(), keys.len() * self.page_size, "whole blocks, a hash for each");
+        let (mut parent, mut block) = (parent, 0);
+        while block < keys.len() {
+            let (keys, tokens) = (&keys[block..], &tokens[block * self.page_size..]);
+            let Some(first) = self.owner(PackedParent::pack(parent), keys[0]) else { return Ok(None) };
+            let run = self.run(first, parent, keys, tokens);
+            if run == 0 {
+                // Without a page, or another block.
+                return self.find(parent, keys[0], &tokens[..self.page_size], &[]).map(|_| None);
+            }
+            let start = first.0 as usize;
+            for (node, record) in (first.0..).zip(&self.nodes[start..start + run]) {
+                found(NodeId(node), record.page);
+            }
+            parent = ParentId::Node(NodeId(first.0 + run as u32 - 1));
+            block += run;
+        }
+        Ok(Some(parent))
+    }
+
+    /// How many of the blocks lie on `first` and its neighbours, with pages.
+    #[inline]
+    fn run(&self, first: NodeId, parent: ParentId, keys: &[u64], tokens: &[Token]) -> usize {
+        let records = &self.nodes[first.0 as usize..];
+        let mut parent = PackedParent::pack(parent);
+        let mut run = 0;
+        for (record, &key) in records.iter().zip(keys).take(RUN) {
+            if !record.follows(parent, key) || record.page == PageId::NULL || record.extra != ExtraId::NONE {
+                break;
+            }
+            parent = PackedParent::pack(ParentId::Node(NodeId(first.0 + run)));
+            run += 1;
+        }
+        let run = run as usize;
+        let start = first.0 as usize * self.page_size;
+        let stored = &self.tokens[start..start + run * self.page_size];
+        let wanted = &tokens[..run * self.page_size];
+        if stored == wanted {
+            return run;
+        }
+        let blocks = stored.chunks_exact(self.page_size).zip(wanted.chunks_exact(self.page_size));
+        blocks.take_while(|(stored, wanted)| stored == wanted).count()
+    }
+
+    /// The node under `key`, whatever its block is: the guesses below `parent` come before the table.
+    #[inline]
+    fn owner(&self, parent: PackedParent, key: u64) -> Option<NodeId> {
+        let is_owner =
+            |node: u32| self.nodes.get(node as usize).is_some_and(|record| record.follows(parent, key));
+        if let ParentId::Node(above) = parent.unpack()
+            && is_owner(above.0 + 1)
+        {
+            return Some(NodeId(above.0 + 1));
+        }
+        let first_child = self.head(parent);
+        if is_owner(first_child) {
+            return Some(NodeId(first_child));
+        }
+        self.table.find(key, |node| self.nodes[node as usize].key == key).map(NodeId)
+    }
+}

@@ -1,0 +1,88 @@
+//! The record of a node: what a look-up compares, and the links of the tree.
+
+use crate::extra_keys::ExtraId;
+use crate::namespaces::NamespaceId;
+use block_pool::PageId;
+
+/// A node of the tree: one block of one prefix.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub u32);
+
+/// What a block follows: the root of its namespace, or another block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ParentId {
+    /// The block is the first of its prefix.
+    Root(NamespaceId),
+    /// The block before it.
+    Node(NodeId),
+}
+
+/// The end of a list of nodes.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// [`ParentId`] in four bytes: roots have the upper bit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct PackedParent(u32);
+
+impl PackedParent {
+    const ROOT: u32 = 1 << 31;
+    /// What all free records follow.
+    pub(crate) const FREE: PackedParent = PackedParent(u32::MAX);
+
+    #[inline]
+    pub(crate) fn pack(parent: ParentId) -> PackedParent {
+        match parent {
+            ParentId::Root(namespace) => PackedParent(namespace.0 | Self::ROOT),
+            ParentId::Node(node) => PackedParent(node.0),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn unpack(self) -> ParentId {
+        if self.0 & Self::ROOT == 0 {
+            ParentId::Node(NodeId(self.0))
+        } else {
+            ParentId::Root(NamespaceId(self.0 & !Self::ROOT))
+        }
+    }
+}
+
+/// Two records share a cache line, and none lies in two.
+#[derive(Clone, Copy)]
+#[repr(align(32))]
+pub(crate) struct Node {
+    pub(crate) key: u64,
+    pub(crate) parent: PackedParent,
+    /// The device slot; the null page stands for "no page".
+    pub(crate) page: PageId,
+    pub(crate) extra: ExtraId,
+    /// The child inserted last.
+    pub(crate) first_child: u32,
+    /// The sibling inserted before this node.
+    pub(crate) next: u32,
+    /// The sibling inserted after this node.
+    pub(crate) previous: u32,
+}
+
+impl Node {
+    /// A record before its block is known.
+    pub(crate) const UNUSED: Node = Node {
+        key: 0,
+        parent: PackedParent::FREE,
+        page: PageId::NULL,
+        extra: ExtraId::NONE,
+        first_child: NONE,
+        next: NONE,
+        previous: NONE,
+    };
+
+    /// Whether this may be the block with chained hash `key` below `parent`.
+    #[inline]
+    pub(crate) fn follows(&self, parent: PackedParent, key: u64) -> bool {
+        self.key == key && self.parent == parent
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.parent == PackedParent::FREE
+    }
+}
