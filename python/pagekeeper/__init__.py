@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pagekeeper.dtypes import DType
     from pagekeeper.dummy import DummyKVCache
     from pagekeeper.errors import InsufficientBlocksError, LedgerCorruptError, RequestTooLargeError
+    from pagekeeper.events import BlockIndex, EventSnapshot
     from pagekeeper.hashing import hash_blocks, hash_blocks_batch
     from pagekeeper.manager import PagedKVCacheManager
     from pagekeeper.params import KVCacheParams, MHAKVCacheParams
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 # `import pagekeeper` costs next to nothing.
 _HOMES = {
     "BlockCount": "counts",
+    "BlockIndex": "events",
     "CompletedTransfer": "transfers",
     "DType": "dtypes",
     "DummyKVCache": "dummy",
+    "EventSnapshot": "events",
     "InsufficientBlocksError": "errors",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
@@ -46,9 +49,11 @@ _HOMES = {
 
 __all__ = [
     "BlockCount",
+    "BlockIndex",
     "CompletedTransfer",
     "DType",
     "DummyKVCache",
+    "EventSnapshot",
     "InsufficientBlocksError",
     "KVCacheInputs",
     "KVCacheParams",

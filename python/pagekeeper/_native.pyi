@@ -4,12 +4,13 @@ What the names do is said in the Rust sources, whose comments are the docstrings
 """
 
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagekeeper.context import TokenBuffer
+from pagekeeper.counts import MissReason
 from pagekeeper.manager import Batch, Request
 from pagekeeper.params import HashAlgorithm
 
@@ -128,6 +129,7 @@ class Ledger:
         priority: int,
         max_seq_len: int | None,
         max_num_input_tokens: int | None,
+        event_buffer_max_size: int,
     ) -> Ledger: ...
     @property
     def max_pages_per_request(self) -> int:
@@ -160,7 +162,8 @@ class Ledger:
         prompt_embeds: Iterable[tuple[bytes, int, int]] | None,
         extra_ids: ArrayLike | None,
         overrides: Iterable[tuple[int, int]] | None,
-    ) -> tuple[int, int, bytes | None]: ...
+        other_namespaces: bool,
+    ) -> tuple[int, int, bytes | None, MissReason | None, int | None]: ...
     def write_max(
         self, batch: Batch, memory: RowMemory, table: NDArray[np.uint32], cache_lengths: NDArray[np.uint32]
     ) -> BatchShape: ...
@@ -190,6 +193,9 @@ class Ledger:
     def debug_dump(self) -> str: ...
     def block_count(self) -> tuple[int, int]: ...
     def metrics(self) -> dict[str, int]: ...
+    def histograms(self) -> dict[str, tuple[int, ...]]: ...
+    def take_events(self, timeout: float) -> list[tuple[Any, ...]]: ...
+    def event_snapshot(self) -> tuple[int, list[tuple[Any, ...]]]: ...
 
 def normalize_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
     """Token ids as a new int32 array, checked."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-__all__ = ["BlockCount", "PrefixReuseSummary"]
+__all__ = ["BlockCount", "MissReason", "PrefixReuseSummary"]
+
+MissReason: TypeAlias = Literal["never_stored", "evicted", "collision", "other_namespace"]
+"""Why a block was not found; `PrefixReuseSummary` says what each means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,16 @@ class PrefixReuseSummary:
         reusable_blocks_all: reusable blocks. The block with the prompt's last token is never reusable.
         first_new_block: hash of the first full block that is not stored; None when all are, or there is none.
         device_blocks: of the reusable blocks, those on the device.
+        miss_reason: why that first full block is not stored, None when all are. "never_stored": nobody stored
+            it, or nothing is known of it any more. "evicted": it had to make room; about as many evictions as
+            the pool has pages are remembered, and none from before a reset. "collision": another block owns
+            its hash. "other_namespace": it is stored under another salt or adapter (told only when asked for).
+        evicted_at_step: the step whose `alloc` evicted it; None when that is not known.
     """
 
     reusable_blocks_allocated: int
     reusable_blocks_all: int
     first_new_block: bytes | None
     device_blocks: int
+    miss_reason: MissReason | None = None
+    evicted_at_step: int | None = None

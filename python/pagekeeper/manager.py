@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.context import EngineRequest, read_request
 from pagekeeper.counts import BlockCount, PrefixReuseSummary
+from pagekeeper.events import Event, EventSnapshot, from_native
 from pagekeeper.hashing import resolve_seed
 from pagekeeper.params import KVCacheParams, whole_number
 from pagekeeper.pools import DevicePool, Layout, usable_pages
@@ -125,6 +126,7 @@ class PagedKVCacheManager:
             priority=params.default_retention_priority,
             max_seq_len=self.max_seq_len,
             max_num_input_tokens=self.max_num_input_tokens,
+            event_buffer_max_size=params.event_buffer_max_size,
         )
         self._tables = TableWriter(
             self._core,
@@ -398,6 +400,7 @@ class PagedKVCacheManager:
         extra_ids: ArrayLike | None = None,
         overrides: Sequence[tuple[int, int]] = (),
         replica_idx: int = 0,
+        other_namespaces: bool = False,
     ) -> PrefixReuseSummary:
         """What a prompt would reuse now. Changes nothing.
 
@@ -411,12 +414,15 @@ class PagedKVCacheManager:
             extra_ids: one unsigned number a token, 0 for none.
             overrides: (token index, value): content values in place of placeholder tokens.
             replica_idx: the data-parallel replica; 0.
+            other_namespaces: whether to look for a block that was never stored under other salts and adapters
+                too, at most 64 of them. The answer is whether, never which. For operators: it tells of one
+                tenant's prompts what salts keep from the others. Slower, and the cache waits meanwhile.
 
         Raises:
             ValueError: what is out of range, and where; there is no such replica.
         """
         self._check_replica(replica_idx)
-        held, present, first_new = self._core.probe(
+        held, present, first_new, miss_reason, evicted_at = self._core.probe(
             tokens,
             salt=salt,
             lora_id=lora_id,
@@ -425,8 +431,9 @@ class PagedKVCacheManager:
             prompt_embeds=prompt_embeds,
             extra_ids=extra_ids,
             overrides=overrides,
+            other_namespaces=other_namespaces,
         )
-        return PrefixReuseSummary(held, present, first_new, device_blocks=present)
+        return PrefixReuseSummary(held, present, first_new, present, miss_reason, evicted_at)
 
     def probe_prefix_match_length(
         self,
@@ -443,7 +450,7 @@ class PagedKVCacheManager:
     ) -> int:
         """Tokens that a prompt would reuse now, for routers. May be called from any thread.
 
-        The arguments and errors are those of `analyze_prefix_reuse`.
+        The arguments and errors are those of `analyze_prefix_reuse`, which also says why there are no more.
         """
         found = self.analyze_prefix_reuse(
             tokens,
@@ -491,6 +498,38 @@ class PagedKVCacheManager:
         All are whole numbers of requests, calls, pages, blocks or tokens.
         """
         return self._core.metrics()
+
+    def histograms(self) -> dict[str, tuple[int, ...]]:
+        """Times in steps, counted since the start, by name; docs/operations.md says what each is.
+
+        Each has 16 counts: of times of 0 steps, then of 2**(i - 1) to 2**i - 1 steps, the last of all longer.
+        """
+        return self._core.histograms()
+
+    # Events, for indexes elsewhere.
+
+    def get_latest_events(self, timeout: float = 0.0) -> list[Event]:
+        """Takes the events recorded since the last call, oldest first. May be called from any thread.
+
+        There are none unless `params.event_buffer_max_size` is set; then it does not wait either.
+        `pagekeeper.events` says what they are.
+
+        Args:
+            timeout: seconds to wait for an event when there is none. Other threads run meanwhile.
+
+        Raises:
+            ValueError: a timeout below 0.
+        """
+        return from_native(self._core.take_events(timeout))
+
+    def event_snapshot(self) -> EventSnapshot:
+        """What is cached now, as events, for whoever missed some. May be called from any thread.
+
+        It takes no event: those up to `last_event_id` are included, later ones go on from there. The cost
+        grows with the cache, which waits meanwhile.
+        """
+        last_event_id, rows = self._core.event_snapshot()
+        return EventSnapshot(last_event_id, tuple(from_native(rows)))
 
     @property
     def hash_seed(self) -> str | None:

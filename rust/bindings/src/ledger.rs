@@ -99,7 +99,7 @@ fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
 impl Ledger {
     #[new]
     #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, priority,
-                        max_seq_len, max_num_input_tokens))]
+                        max_seq_len, max_num_input_tokens, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
@@ -113,6 +113,7 @@ impl Ledger {
         priority: i64,
         max_seq_len: Option<u32>,
         max_num_input_tokens: Option<u32>,
+        event_buffer_max_size: u32,
     ) -> PyResult<Ledger> {
         if page_size == 0 || pages == 0 || max_batch_size == 0 {
             return Err(PyValueError::new_err("page_size, pages and max_batch_size must be at least 1"));
@@ -150,6 +151,7 @@ impl Ledger {
             priority: Priority::new(priority).map_err(|error| PyValueError::new_err(error.to_string()))?,
             max_seq_len,
             max_num_input_tokens,
+            event_buffer_max_size,
         };
         let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));
         Ok(Ledger { shared, config, max_batch_size, contexts: Mutex::default(), ids: Mutex::default() })

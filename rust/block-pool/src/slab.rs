@@ -17,6 +17,8 @@ pub(crate) struct Page {
     epoch: u32,
     /// Last step whose forward may read or write the page, as far as its former holders knew.
     pub(crate) last_use: Step,
+    /// Step whose forward wrote the block that was published last.
+    pub(crate) published: Step,
     /// Scratch of a planning pass, see [`Slab::mark`].
     mark: u32,
     pub(crate) priority: Priority,
@@ -92,6 +94,7 @@ impl Slab {
             node: NO_NODE,
             epoch: 0,
             last_use: Step(0),
+            published: Step(0),
             mark: 0,
             priority,
         });
@@ -159,6 +162,12 @@ impl Slab {
     /// Last step whose forward may touch `page`: a mover waits for its fence.
     pub fn last_use(&self, page: PageId) -> Step {
         self.pages.get(page.index()).map_or(Step(0), |record| record.last_use)
+    }
+
+    /// The `last_use` that `page` was last published with; it outlives what the page stood for.
+    #[inline]
+    pub fn published(&self, page: PageId) -> Step {
+        self.pages.get(page.index()).map_or(Step(0), |record| record.published)
     }
 
     /// What `page` stands for in the prefix tree.
@@ -251,6 +260,7 @@ impl Slab {
         record.node = node.0;
         record.epoch = self.epoch;
         record.last_use = record.last_use.max(last_use);
+        record.published = last_use;
     }
 
     /// `page` stands for nothing any more; when it is evictable it goes before every cached page.

@@ -76,7 +76,8 @@ impl Slab {
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
         for page in (0..self.pages.len() as u32).map(PageId) {
             let record = &self.pages[page.index()];
-            (record.refs, record.pins, self.node(page), record.last_use, record.priority).hash(hasher);
+            (record.refs, record.pins, self.node(page), record.last_use).hash(hasher);
+            (record.published, record.priority).hash(hasher);
         }
         for queue in QueueId::all() {
             queue.hash(hasher);

@@ -4,6 +4,7 @@ use crate::blocks::Prefix;
 use crate::config::Reserve;
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
+use crate::misses::{Miss, MissReason};
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use block_pool::{PageId, Step};
@@ -15,6 +16,9 @@ struct Plan {
     slot: SlotId,
     /// Hit blocks, as a range of [`Scratch::hits`]; they follow the request's own published blocks.
     hits: Range<usize>,
+    /// At first admission: why the first block after the hits was missed, and how many were, up to the
+    /// block of the last token.
+    missed: Option<(MissReason, u32)>,
     /// Blocks of the request's row that hits replace.
     replaced: Range<usize>,
     /// Tokens that the forward computes.
@@ -157,6 +161,7 @@ impl Ledger {
         let len = sequence.len() + u32::from(placeholder);
 
         let first_hit = scratch.hits.len();
+        let mut missed = None;
         let published = sequence.nodes.len();
         let reads =
             self.config.prefix_caching && !sequence.no_read && !sequence.dummy && sequence.epoch == epoch;
@@ -176,6 +181,11 @@ impl Ledger {
                     hits.push((node, page));
                 });
             scratch.collisions += u64::from(collided);
+            let found = published + hits.len() - first_hit;
+            if !sequence.admitted && found < limit {
+                let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[found], collided);
+                missed = Some((miss.reason, (limit - found) as u32));
+            }
             // A hit that ends at or before the position saves nothing.
             if ((published + hits.len() - first_hit) as u32) * page_size <= sequence.position {
                 hits.truncate(first_hit);
@@ -207,7 +217,7 @@ impl Ledger {
         }
         let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
         let new_pages = if sequence.dummy { 0 } else { covered.div_ceil(page_size).saturating_sub(held) };
-        Ok(Plan { slot, hits, replaced, start, end, placeholder, new_pages })
+        Ok(Plan { slot, hits, missed, replaced, start, end, placeholder, new_pages })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
@@ -222,6 +232,9 @@ impl Ledger {
         }
         self.step_joined = true;
         for &(_, page) in scratch.plans.iter().flat_map(|plan| &scratch.hits[plan.hits.clone()]) {
+            if self.slab.refs(page) == 0 {
+                self.counters.reuse_gap.add(self.step.0 - self.slab.last_use(page).0);
+            }
             self.slab.acquire(page);
         }
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
@@ -265,8 +278,12 @@ impl Ledger {
         for _ in 0..count {
             let taken = self.slab.take(self.config.priority).expect("the plan left room for every page");
             if let Some(node) = taken.evicted {
+                let key = self.tree.key(NodeId(node.0));
                 self.tree.clear_page(NodeId(node.0));
+                self.events.removed(key);
+                self.evicted.add(key, self.step);
                 self.counters.evictions += 1;
+                self.counters.residency.add(self.step.0 - self.slab.published(taken.page).0);
             }
             self.counters.pages_allocated_new += u64::from(taken.pristine);
             sequence.row.push(taken.page);
@@ -293,6 +310,9 @@ impl Ledger {
             self.counters.admissions += 1;
             self.counters.prompt_tokens += u64::from(sequence.prompt_end);
             self.counters.context_blocks += u64::from(sequence.prompt_end.div_ceil(page_size));
+            if let Some((reason, blocks)) = plan.missed {
+                self.counters.missed(reason, blocks);
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::config::OnDuplicate;
 use crate::error::LedgerError;
+use crate::events::Run;
 use crate::ledger::{Ledger, check_length, parent_after};
 use crate::slots::SlotId;
 use block_hash::Token;
@@ -155,6 +156,7 @@ impl Ledger {
         let page_size = self.config.page_size as usize;
         let Some(sequence) = self.slots.get_mut(slot) else { return };
         sequence.hash_known(page_size);
+        let mut run = Run::default();
         for block in sequence.nodes.len()..computed {
             let parent = parent_after(sequence, &sequence.nodes);
             let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
@@ -163,7 +165,7 @@ impl Ledger {
                 Insertion::Collision => {
                     sequence.blocked = true;
                     self.counters.collisions += 1;
-                    return;
+                    break;
                 }
                 Insertion::New(node) | Insertion::Existing(node) => node,
             };
@@ -172,6 +174,9 @@ impl Ledger {
                     self.tree.set_page(node, own);
                     self.slab.publish(own, NodeLink(node.0), sequence.last_step);
                     self.counters.published_blocks += 1;
+                    if let Some(before) = run.add(block, self.slab.priority(own)) {
+                        self.events.stored(|| before.of(sequence, page_size));
+                    }
                 }
                 Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
                     self.slab.acquire(twin);
@@ -187,6 +192,9 @@ impl Ledger {
                 }
             }
             sequence.nodes.push(NodeId(node.0));
+        }
+        if let Some(last) = run.into_some() {
+            self.events.stored(|| last.of(sequence, page_size));
         }
     }
 

@@ -53,6 +53,7 @@ fn sound() -> Ledger {
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,
+        event_buffer_max_size: 0,
     });
     assert_eq!(compute(&mut ledger, [request(0..9), request(0..9)]), [OWNER, TWIN]);
     let released = compute(&mut ledger, [request(50..62)]);
