@@ -35,6 +35,7 @@ def test_only_the_geometry_has_to_be_given() -> None:
         "kv_hash_seed": None,
         "on_duplicate": "adopt",
         "default_retention_priority": 35,
+        "event_buffer_max_size": 0,
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LedgerCorruptError,
         RequestTooLargeError,
     )
+    from pagekeeper.events import BlockIndex, EventSnapshot
     from pagekeeper.hashing import hash_blocks, hash_blocks_batch
     from pagekeeper.manager import PagedKVCacheManager
     from pagekeeper.params import KVCacheParams, MHAKVCacheParams
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 # `import pagekeeper` costs next to nothing.
 _HOMES = {
     "BlockCount": "counts",
+    "BlockIndex": "events",
     "BlockKey": "connectors",
     "ByteCount": "counts",
     "CompletedTransfer": "transfers",
     "DType": "dtypes",
     "DummyKVCache": "dummy",
+    "EventSnapshot": "events",
     "InsufficientBlocksError": "errors",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
@@ -59,11 +62,13 @@ _HOMES = {
 
 __all__ = [
     "BlockCount",
+    "BlockIndex",
     "BlockKey",
     "ByteCount",
     "CompletedTransfer",
     "DType",
     "DummyKVCache",
+    "EventSnapshot",
     "InsufficientBlocksError",
     "KVCacheInputs",
     "KVCacheParams",

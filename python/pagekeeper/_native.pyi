@@ -4,12 +4,13 @@ What the names do is said in the Rust sources, whose comments are the docstrings
 """
 
 from collections.abc import Iterable
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagekeeper.context import TokenBuffer
+from pagekeeper.counts import MissReason
 from pagekeeper.manager import Batch, Request
 from pagekeeper.params import HashAlgorithm
 
@@ -133,6 +134,7 @@ class Ledger:
         max_seq_len: int | None,
         max_num_input_tokens: int | None,
         offload: bool,
+        event_buffer_max_size: int,
     ) -> Ledger: ...
     @property
     def max_pages_per_request(self) -> int:
@@ -172,7 +174,8 @@ class Ledger:
         prompt_embeds: Iterable[tuple[bytes, int, int]] | None,
         extra_ids: ArrayLike | None,
         overrides: Iterable[tuple[int, int]] | None,
-    ) -> tuple[int, int, bytes | None, list[tuple[bytes, bytes]]]: ...
+        other_namespaces: bool,
+    ) -> tuple[int, int, bytes | None, MissReason | None, int | None, list[tuple[bytes, bytes]]]: ...
     def write_max(
         self, batch: Batch, memory: RowMemory, table: NDArray[np.uint32], cache_lengths: NDArray[np.uint32]
     ) -> BatchShape: ...
@@ -202,6 +205,9 @@ class Ledger:
     def debug_dump(self) -> str: ...
     def block_count(self) -> tuple[int, int]: ...
     def metrics(self) -> dict[str, int]: ...
+    def histograms(self) -> dict[str, tuple[int, ...]]: ...
+    def take_events(self, timeout: float) -> list[tuple[Any, ...]]: ...
+    def event_snapshot(self) -> tuple[int, list[tuple[Any, ...]]]: ...
 
 def normalize_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
     """Token ids as a new int32 array, checked."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-__all__ = ["BlockCount", "ByteCount", "PrefixReuseSummary"]
+__all__ = ["BlockCount", "ByteCount", "MissReason", "PrefixReuseSummary"]
+
+MissReason: TypeAlias = Literal["never_stored", "evicted", "collision", "other_namespace"]
+"""Why a block was not found; `PrefixReuseSummary` says what each means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,11 @@ class PrefixReuseSummary:
         device_blocks: of the reusable blocks, those on the device.
         host_blocks: of the reusable blocks, those that would be loaded from host memory.
         disk_blocks: of the reusable blocks, those that would be loaded from disk.
+        miss_reason: why that first full block is not stored, None when all are. "never_stored": nobody stored
+            it, or nothing is known of it any more. "evicted": it had to make room; about as many evictions as
+            the pool has pages are remembered, and none from before a reset. "collision": another block owns
+            its hash. "other_namespace": it is stored under another salt or adapter (told only when asked for).
+        evicted_at_step: the step whose `alloc` evicted it; None when that is not known.
     """
 
     reusable_blocks_allocated: int
@@ -83,3 +92,5 @@ class PrefixReuseSummary:
     device_blocks: int
     host_blocks: int = 0
     disk_blocks: int = 0
+    miss_reason: MissReason | None = None
+    evicted_at_step: int | None = None

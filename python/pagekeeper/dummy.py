@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
+from pagekeeper.events import Event, EventSnapshot
 from pagekeeper.manager import Batch, PagedKVCacheManager, Request, is_one
 from pagekeeper.params import MHAKVCacheParams
 from pagekeeper.tables import (
@@ -155,6 +156,7 @@ class DummyKVCache(PagedKVCacheManager):
         extra_ids: ArrayLike | None = None,
         overrides: Sequence[tuple[int, int]] = (),
         replica_idx: int = 0,
+        other_namespaces: bool = False,
     ) -> PrefixReuseSummary:
         return PrefixReuseSummary(0, 0, None, 0)
 
@@ -181,6 +183,15 @@ class DummyKVCache(PagedKVCacheManager):
 
     def metrics(self) -> dict[str, int]:
         return {}
+
+    def histograms(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def get_latest_events(self, timeout: float = 0.0) -> list[Event]:
+        return []
+
+    def event_snapshot(self) -> EventSnapshot:
+        return EventSnapshot(-1, ())
 
     @property
     def hash_seed(self) -> str | None:

@@ -12,6 +12,7 @@ from pagekeeper._native import Ledger, TextContext
 from pagekeeper.connectors import KVConnector
 from pagekeeper.context import EngineRequest, RequestID, TokenBuffer, read_request
 from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
+from pagekeeper.events import Event, EventSnapshot, from_native
 from pagekeeper.hashing import resolve_seed
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.params import KVCacheParams, whole_number
@@ -136,6 +137,7 @@ class PagedKVCacheManager:
             max_seq_len=self.max_seq_len,
             max_num_input_tokens=self.max_num_input_tokens,
             offload=connector is not None,
+            event_buffer_max_size=params.event_buffer_max_size,
         )
         self._connector = connector
         self._tiers = None if connector is None else OuterTiers(self._core, connector)
@@ -528,6 +530,7 @@ class PagedKVCacheManager:
         extra_ids: ArrayLike | None = None,
         overrides: Sequence[tuple[int, int]] = (),
         replica_idx: int = 0,
+        other_namespaces: bool = False,
     ) -> PrefixReuseSummary:
         """What a prompt would reuse now. Changes nothing.
 
@@ -541,12 +544,15 @@ class PagedKVCacheManager:
             extra_ids: one unsigned number a token, 0 for none.
             overrides: (token index, value): content values in place of placeholder tokens.
             replica_idx: the data-parallel replica; 0.
+            other_namespaces: whether to look for a block that was never stored under other salts and adapters
+                too, at most 64 of them. The answer is whether, never which. For operators: it tells of one
+                tenant's prompts what salts keep from the others. Slower, and the cache waits meanwhile.
 
         Raises:
             ValueError: what is out of range, and where; there is no such replica.
         """
         self._check_replica(replica_idx)
-        held, present, first_new, rest = self._core.probe(
+        held, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
             tokens,
             salt=salt,
             lora_id=lora_id,
@@ -555,9 +561,12 @@ class PagedKVCacheManager:
             prompt_embeds=prompt_embeds,
             extra_ids=extra_ids,
             overrides=overrides,
+            other_namespaces=other_namespaces,
         )
         if self._tiers is None or not rest:
-            return PrefixReuseSummary(held, present, first_new, device_blocks=present)
+            return PrefixReuseSummary(
+                held, present, first_new, present, miss_reason=miss_reason, evicted_at_step=evicted_at
+            )
         host, disk = self._tiers.count_cached_prefix(rest)
         found = host + disk
         return PrefixReuseSummary(
@@ -567,6 +576,8 @@ class PagedKVCacheManager:
             device_blocks=present,
             host_blocks=host,
             disk_blocks=disk,
+            miss_reason=miss_reason if found < len(rest) else None,
+            evicted_at_step=evicted_at if found < len(rest) else None,
         )
 
     def probe_prefix_match_length(
@@ -584,7 +595,7 @@ class PagedKVCacheManager:
     ) -> int:
         """Tokens that a prompt would reuse now, for routers. May be called from any thread.
 
-        The arguments and errors are those of `analyze_prefix_reuse`.
+        The arguments and errors are those of `analyze_prefix_reuse`, which also says why there are no more.
         """
         found = self.analyze_prefix_reuse(
             tokens,
@@ -638,6 +649,38 @@ class PagedKVCacheManager:
         """
         own = self._core.metrics()
         return own if self._tiers is None else {**own, **self._tiers.metrics()}
+
+    def histograms(self) -> dict[str, tuple[int, ...]]:
+        """Times in steps, counted since the start, by name; docs/operations.md says what each is.
+
+        Each has 16 counts: of times of 0 steps, then of 2**(i - 1) to 2**i - 1 steps, the last of all longer.
+        """
+        return self._core.histograms()
+
+    # Events, for indexes elsewhere.
+
+    def get_latest_events(self, timeout: float = 0.0) -> list[Event]:
+        """Takes the events recorded since the last call, oldest first. May be called from any thread.
+
+        There are none unless `params.event_buffer_max_size` is set; then it does not wait either.
+        `pagekeeper.events` says what they are.
+
+        Args:
+            timeout: seconds to wait for an event when there is none. Other threads run meanwhile.
+
+        Raises:
+            ValueError: a timeout below 0.
+        """
+        return from_native(self._core.take_events(timeout))
+
+    def event_snapshot(self) -> EventSnapshot:
+        """What is cached now, as events, for whoever missed some. May be called from any thread.
+
+        It takes no event: those up to `last_event_id` are included, later ones go on from there. The cost
+        grows with the cache, which waits meanwhile.
+        """
+        last_event_id, rows = self._core.event_snapshot()
+        return EventSnapshot(last_event_id, tuple(from_native(rows)))
 
     @property
     def hash_seed(self) -> str | None:

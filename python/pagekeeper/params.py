@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike, parse_device
@@ -42,6 +43,8 @@ class KVCacheParams(ABC):
         on_duplicate: what happens to a request that computed a block which is cached by then: "adopt" moves
             it to the cached page and frees its own, "private" leaves it on its own page.
         default_retention_priority: 0 (evicted first) to 100, or "low" (20), "medium" (35), "high" (80).
+        event_buffer_max_size: most events kept until `get_latest_events` takes them; the oldest are dropped
+            first. 0 records none. An event of stored blocks holds their tokens: 4 bytes each.
 
     Raises:
         TypeError: an argument is unknown or missing.
@@ -58,6 +61,7 @@ class KVCacheParams(ABC):
     kv_hash_seed: str | None = field(repr=False)  # whoever knows it can make blocks collide
     on_duplicate: OnDuplicate
     default_retention_priority: int
+    event_buffer_max_size: int
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class KVCacheParams(ABC):
         kv_hash_seed: str | None = None,
         on_duplicate: OnDuplicate = "adopt",
         default_retention_priority: Priority = 35,
+        event_buffer_max_size: int = 0,
     ) -> None:
         self._keep("dtype", dtype, DType.parse)
         self._keep("num_layers", num_layers, _parse_count)
@@ -83,6 +88,7 @@ class KVCacheParams(ABC):
         self._keep("kv_hash_seed", kv_hash_seed, _parse_seed)
         self._keep("on_duplicate", on_duplicate, _parse_choice(get_args(OnDuplicate)))
         self._keep("default_retention_priority", default_retention_priority, _parse_priority)
+        self._keep("event_buffer_max_size", event_buffer_max_size, partial(_parse_count, least=0))
 
     def _keep(self, field: str, given: _Given, parse: Callable[[_Given], object]) -> None:
         """Sets a field to what `given` says, or raises a ValueError that names both."""
@@ -141,6 +147,7 @@ class MHAKVCacheParams(KVCacheParams):
         kv_hash_seed: str | None = None,
         on_duplicate: OnDuplicate = "adopt",
         default_retention_priority: Priority = 35,
+        event_buffer_max_size: int = 0,
     ) -> None:
         super().__init__(
             dtype=dtype,
@@ -153,6 +160,7 @@ class MHAKVCacheParams(KVCacheParams):
             kv_hash_seed=kv_hash_seed,
             on_duplicate=on_duplicate,
             default_retention_priority=default_retention_priority,
+            event_buffer_max_size=event_buffer_max_size,
         )
         self._keep("n_kv_heads", n_kv_heads, _parse_count)
         self._keep("head_dim", head_dim, _parse_count)

@@ -86,7 +86,7 @@ impl Drop for Ledger {
 impl Ledger {
     #[new]
     #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, priority,
-                        max_seq_len, max_num_input_tokens, offload))]
+                        max_seq_len, max_num_input_tokens, offload, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
@@ -101,6 +101,7 @@ impl Ledger {
         max_seq_len: Option<u32>,
         max_num_input_tokens: Option<u32>,
         offload: bool,
+        event_buffer_max_size: u32,
     ) -> PyResult<Ledger> {
         if page_size == 0 || pages == 0 || max_batch_size == 0 {
             return Err(PyValueError::new_err("page_size, pages and max_batch_size must be at least 1"));
@@ -140,6 +141,7 @@ impl Ledger {
             priority: Priority::new(priority).map_err(|error| PyValueError::new_err(error.to_string()))?,
             max_seq_len,
             max_num_input_tokens,
+            event_buffer_max_size,
         };
         let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));
         Ok(Ledger { shared, config, max_batch_size, contexts: Mutex::default(), ids: Mutex::default() })

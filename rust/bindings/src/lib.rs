@@ -12,6 +12,7 @@ mod claims;
 mod connectors;
 mod context;
 mod errors;
+mod events;
 mod guard;
 mod hashing;
 mod ledger;

@@ -6,12 +6,22 @@ use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, 
 use crate::ledger::Ledger;
 use crate::tokens::tokens_from;
 use block_hash::Chain;
-use cache_manager::PrefixQuery;
+use cache_manager::{MissReason, PrefixQuery};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-/// What `probe` gives.
-type Probe<'py> = (u32, u32, Option<Bound<'py, PyBytes>>, Keys<'py>);
+/// `(reusable blocks that are held, reusable blocks, hash of the first block not stored, why it is not,
+/// the step of its eviction)`.
+type Reuse<'py> = (u32, u32, Option<Bound<'py, PyBytes>>, Option<&'static str>, Option<u32>, Keys<'py>);
+
+fn name_of(reason: MissReason) -> &'static str {
+    match reason {
+        MissReason::NeverStored => "never_stored",
+        MissReason::Evicted => "evicted",
+        MissReason::Collision => "collision",
+        MissReason::OtherNamespace => "other_namespace",
+    }
+}
 
 impl Ledger {
     fn query(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, inputs: BlockInputs) -> PyResult<PrefixQuery> {
@@ -28,9 +38,9 @@ impl Ledger {
 
 #[pymethods]
 impl Ledger {
-    /// `(reusable blocks that are held, reusable blocks, hash of the first block not stored, keys of the
-    /// blocks from there on)`; the keys are for a connector, and empty without one.
-    #[pyo3(signature = (tokens, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides))]
+    /// What a prompt would reuse; `other_namespaces` also asks whether another salt or adapter has more.
+    #[pyo3(signature = (tokens, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides,
+                        other_namespaces))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn probe<'py>(
         &self,
@@ -42,17 +52,26 @@ impl Ledger {
         prompt_embeds: Option<&Bound<'py, PyAny>>,
         extra_ids: Option<&Bound<'py, PyAny>>,
         overrides: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Probe<'py>> {
+        other_namespaces: bool,
+    ) -> PyResult<Reuse<'py>> {
         let py = tokens.py();
         let keywords =
             BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
         let inputs = keywords.parse()?;
         let query = self.query(py, tokens, inputs)?;
-        let reuse = self.shared.with(py, |ledger| ledger.probe(&query))?;
-        let rest = if self.config.offload { reuse.present..query.chain.len() } else { 0..0 };
+        let reuse = self.shared.with(py, |ledger| {
+            if other_namespaces { ledger.probe_namespaces(&query) } else { ledger.probe(&query) }
+        })?;
+        let rest = if self.config.offload { reuse.present as usize..query.chain.len() } else { 0..0 };
         let rest: Vec<_> = rest.map(|block| query.chain.identity(block)).collect();
-        let first_new = reuse.first_new_block.map(|hash| PyBytes::new(py, &hash));
-        Ok((reuse.allocated, reuse.all, first_new, keys(py, &rest)))
+        Ok((
+            reuse.allocated,
+            reuse.all,
+            reuse.first_new_block.map(|hash| PyBytes::new(py, &hash)),
+            reuse.miss.map(|miss| name_of(miss.reason)),
+            reuse.miss.and_then(|miss| miss.evicted_at).map(|step| step.0),
+            keys(py, &rest),
+        ))
     }
 
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
@@ -81,7 +100,7 @@ impl Ledger {
     /// Counters and gauges by name.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let out = PyDict::new(py);
-        let (counters, gauges) = self.shared.with(py, |ledger| {
+        let (counters, events, gauges) = self.shared.with(py, |ledger| {
             let slab = ledger.slab();
             let gauges = [
                 ("pages_total", u64::from(slab.total())),
@@ -92,10 +111,22 @@ impl Ledger {
                 ("cached_blocks", ledger.cached_blocks() as u64),
                 ("requests", ledger.requests() as u64),
             ];
-            (*ledger.counters(), gauges)
+            let log = ledger.events();
+            let events = [("events_recorded", log.next_id()), ("events_dropped", log.dropped())];
+            (*ledger.counters(), events, gauges)
         })?;
-        for (name, value) in counters.named().into_iter().chain(gauges) {
+        for (name, value) in counters.named().into_iter().chain(events).chain(gauges) {
             out.set_item(name, value)?;
+        }
+        Ok(out)
+    }
+
+    /// What each histogram has counted, by name.
+    fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let out = PyDict::new(py);
+        let histograms = self.shared.with(py, |ledger| ledger.counters().histograms())?;
+        for (name, histogram) in histograms {
+            out.set_item(name, PyTuple::new(py, histogram.counts())?)?;
         }
         Ok(out)
     }

@@ -77,4 +77,6 @@ pub(crate) struct ColdPage {
     pub(crate) pins: u32,
     /// Scratch of a planning pass, see [`Slab::mark`](crate::Slab::mark).
     pub(crate) mark: u32,
+    /// Step whose forward wrote the block that was published last.
+    pub(crate) published: Step,
 }

@@ -155,6 +155,12 @@ impl Slab {
         self.pages.get(page.index()).map_or(Step(0), |record| record.last_use)
     }
 
+    /// The `last_use` that `page` was last published with; it outlives what the page stood for.
+    #[inline]
+    pub fn published(&self, page: PageId) -> Step {
+        self.cold.get(page.index()).map_or(Step(0), |cold| cold.published)
+    }
+
     /// What `page` stands for in the prefix tree.
     #[inline]
     pub fn node(&self, page: PageId) -> Option<NodeLink> {
@@ -280,6 +286,7 @@ impl Slab {
         record.stamp = self.queues.tick();
         record.last_use = record.last_use.max(last_use);
         record.flags.set(Flags::REUSED, false);
+        self.cold[page.index()].published = last_use;
     }
 
     /// `page` stands for nothing any more; when it is evictable it goes before every cached page.

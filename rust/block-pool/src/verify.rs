@@ -87,7 +87,7 @@ impl Slab {
         for (record, cold) in self.pages.iter().zip(&self.cold) {
             let node = self.queues.is_current(record).then_some(record.node);
             (record.stamp, record.refs, cold.pins, node, record.last_use, record.priority).hash(hasher);
-            record.flags.has(Flags::REUSED).hash(hasher);
+            (record.flags.has(Flags::REUSED), cold.published).hash(hasher);
         }
         for queue in self.queues.occupied() {
             queue.hash(hasher);

@@ -31,6 +31,7 @@ fn ledger(page_size: u32, pages: u32) -> Ledger {
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,
+        event_buffer_max_size: 0,
     })
 }
 

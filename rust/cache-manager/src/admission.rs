@@ -5,6 +5,7 @@ use crate::config::Reserve;
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
 use crate::loads::LoadJob;
+use crate::misses::{Miss, MissReason};
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use block_pool::{PageId, Step};
@@ -16,6 +17,9 @@ struct Plan {
     slot: SlotId,
     /// Hit blocks, as a range of [`Scratch::hits`]; they follow the request's own published blocks.
     hits: Range<usize>,
+    /// At first admission: why the first block after the hits was missed, and how many were, up to the
+    /// block of the last token.
+    missed: Option<(MissReason, u32)>,
     /// Blocks of the request's row that hits replace.
     replaced: Range<usize>,
     /// Tokens that the forward computes.
@@ -185,6 +189,7 @@ impl Ledger {
         let len = sequence.len() + u32::from(placeholder);
 
         let first_hit = scratch.hits.len();
+        let mut missed = None;
         let published = sequence.nodes.len();
         let mut on_device = published;
         let reads =
@@ -206,6 +211,10 @@ impl Ledger {
                 });
             scratch.collisions += u64::from(collided);
             on_device += hits.len() - first_hit;
+            if !sequence.admitted && on_device < limit {
+                let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], collided);
+                missed = Some((miss.reason, (limit - on_device) as u32));
+            }
             // A hit that ends at or before the position saves nothing.
             if ((published + hits.len() - first_hit) as u32) * page_size <= sequence.position {
                 hits.truncate(first_hit);
@@ -249,7 +258,7 @@ impl Ledger {
         } else {
             covered.div_ceil(page_size).saturating_sub(held)
         };
-        Ok(Plan { slot, hits, replaced, start, end, placeholder, new_pages, load, first_load })
+        Ok(Plan { slot, hits, missed, replaced, start, end, placeholder, new_pages, load, first_load })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
@@ -265,6 +274,9 @@ impl Ledger {
         }
         self.step_joined |= scratch.plans.iter().any(|plan| plan.load == 0);
         for &(_, page) in scratch.plans.iter().flat_map(|plan| &scratch.hits[plan.hits.clone()]) {
+            if self.slab.refs(page) == 0 {
+                self.counters.reuse_gap.add(self.step.0 - self.slab.last_use(page).0);
+            }
             self.slab.acquire(page);
         }
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
@@ -324,8 +336,12 @@ impl Ledger {
         assert!(complete, "the plan left room for every page");
         for taken in &self.taken {
             if let Some(node) = taken.evicted {
+                let key = self.tree.key(NodeId(node.0));
                 self.tree.clear_page(NodeId(node.0));
+                self.events.removed(key);
+                self.evicted.add(key, self.step);
                 self.counters.evictions += 1;
+                self.counters.residency.add(self.step.0 - self.slab.published(taken.page).0);
             }
             self.counters.pages_allocated_new += u64::from(taken.pristine);
         }
@@ -345,6 +361,9 @@ impl Ledger {
             self.counters.admissions += 1;
             self.counters.prompt_tokens += u64::from(sequence.prompt_end);
             self.counters.context_blocks += u64::from(sequence.prompt_end.div_ceil(page_size));
+            if let Some((reason, blocks)) = plan.missed {
+                self.counters.missed(reason, blocks);
+            }
         }
     }
 

@@ -49,6 +49,8 @@ pub struct LedgerConfig {
     pub max_seq_len: Option<u32>,
     /// Most tokens of one request that one forward computes; `None`: no limit.
     pub max_num_input_tokens: Option<u32>,
+    /// Most events kept for whoever reads them; 0 records none.
+    pub event_buffer_max_size: u32,
 }
 
 impl LedgerConfig {

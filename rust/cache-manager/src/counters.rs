@@ -1,5 +1,8 @@
 //! What the ledger counts. A failed call moves nothing but `failed_allocs`.
 
+use crate::histogram::Histogram;
+use crate::misses::MissReason;
+
 /// Monotonic counters since the ledger was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
@@ -24,6 +27,12 @@ pub struct Counters {
     /// Tokens found later in a prompt's life: published by a sibling meanwhile, or found again after a
     /// preemption.
     pub late_reused_tokens: u64,
+    /// Blocks of these prompts that no request had stored, before the block of the last token.
+    pub missed_never_stored: u64,
+    /// Blocks missed likewise because the first of them was evicted.
+    pub missed_evicted: u64,
+    /// Blocks missed likewise because another block owns the hash of the first of them.
+    pub missed_collision: u64,
     /// Pages handed out.
     pub pages_allocated: u64,
     /// Of these, pages that had never been handed out.
@@ -52,13 +61,34 @@ pub struct Counters {
     pub loaded_tokens: u64,
     /// Times the prefix cache was reset.
     pub resets: u64,
+    /// Cached blocks that resets forgot.
+    pub reset_blocks: u64,
     /// Results that came for a request released, preempted or truncated meanwhile.
     pub dropped_results: u64,
+    /// Steps from the forward that wrote a block to its eviction.
+    pub residency: Histogram,
+    /// Steps from the last use of a block that nobody held to its next hit.
+    pub reuse_gap: Histogram,
 }
 
 impl Counters {
+    /// Counts `blocks` of a prompt that were missed at first admission, the first of them for `reason`.
+    pub(crate) fn missed(&mut self, reason: MissReason, blocks: u32) {
+        let counter = match reason {
+            MissReason::NeverStored | MissReason::OtherNamespace => &mut self.missed_never_stored,
+            MissReason::Evicted => &mut self.missed_evicted,
+            MissReason::Collision => &mut self.missed_collision,
+        };
+        *counter += u64::from(blocks);
+    }
+
+    /// `(name, histogram)` of every histogram.
+    pub fn histograms(&self) -> [(&'static str, Histogram); 2] {
+        [("residency_steps", self.residency), ("reuse_gap_steps", self.reuse_gap)]
+    }
+
     /// `(name, value)` of every counter.
-    pub fn named(&self) -> [(&'static str, u64); 25] {
+    pub fn named(&self) -> [(&'static str, u64); 29] {
         [
             ("claims", self.claims),
             ("releases", self.releases),
@@ -70,6 +100,9 @@ impl Counters {
             ("reused_blocks", self.reused_blocks),
             ("reused_tokens", self.reused_tokens),
             ("late_reused_tokens", self.late_reused_tokens),
+            ("missed_never_stored", self.missed_never_stored),
+            ("missed_evicted", self.missed_evicted),
+            ("missed_collision", self.missed_collision),
             ("pages_allocated", self.pages_allocated),
             ("pages_allocated_new", self.pages_allocated_new),
             ("evictions", self.evictions),
@@ -84,6 +117,7 @@ impl Counters {
             ("loaded_blocks", self.loaded_blocks),
             ("loaded_tokens", self.loaded_tokens),
             ("resets", self.resets),
+            ("reset_blocks", self.reset_blocks),
             ("dropped_results", self.dropped_results),
         ]
     }

@@ -2,6 +2,7 @@
 
 use crate::config::OnDuplicate;
 use crate::error::LedgerError;
+use crate::events::Run;
 use crate::ledger::{Ledger, check_length, parent_after};
 use crate::slots::SlotId;
 use block_hash::Token;
@@ -167,6 +168,7 @@ impl Ledger {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
         sequence.hash_known(page_size);
         self.published.clear();
+        let mut run = Run::default();
         for block in sequence.nodes.len()..computed {
             let parent = parent_after(sequence, &sequence.nodes);
             let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
@@ -175,7 +177,7 @@ impl Ledger {
                 Insertion::Collision => {
                     sequence.blocked = true;
                     self.counters.collisions += 1;
-                    return;
+                    break;
                 }
                 Insertion::New(node) | Insertion::Existing(node) => node,
             };
@@ -185,6 +187,9 @@ impl Ledger {
                     self.slab.publish(own, NodeLink(node.0), sequence.last_step);
                     self.counters.published_blocks += 1;
                     self.published.push(block);
+                    if let Some(before) = run.add(block, self.slab.priority(own)) {
+                        self.events.stored(|| before.of(sequence, page_size));
+                    }
                 }
                 Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
                     self.slab.acquire(twin);
@@ -200,6 +205,9 @@ impl Ledger {
                 }
             }
             sequence.nodes.push(NodeId(node.0));
+        }
+        if let Some(last) = run.into_some() {
+            self.events.stored(|| last.of(sequence, page_size));
         }
     }
 

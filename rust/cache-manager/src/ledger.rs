@@ -5,9 +5,12 @@ use crate::config::LedgerConfig;
 use crate::copies::{Copies, CopyEnd};
 use crate::counters::Counters;
 use crate::error::LedgerError;
+use crate::events::EventLog;
+use crate::misses::EvictedKeys;
 use crate::offloads::OffloadJob;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
+use crate::snapshot;
 use block_hash::{Identity, Token};
 use block_pool::{PageId, Slab, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
@@ -27,6 +30,8 @@ pub struct Ledger {
     /// Blocks that the newest publication stored.
     pub(crate) published: Vec<usize>,
     pub(crate) counters: Counters,
+    pub(crate) events: EventLog,
+    pub(crate) evicted: EvictedKeys,
     /// Newest step.
     pub(crate) step: Step,
     /// Whether `alloc` joins the newest step instead of opening the next.
@@ -61,6 +66,8 @@ impl Ledger {
             offloads: Vec::new(),
             published: Vec::new(),
             counters: Counters::default(),
+            events: EventLog::new(config.event_buffer_max_size as usize, snapshot::created(&config)),
+            evicted: EvictedKeys::new(blocks),
             step: Step(0),
             step_open: false,
             step_joined: false,
@@ -227,12 +234,15 @@ impl Ledger {
     /// requests that hold pages neither read nor store from now on, until preempted. The cost does not
     /// grow with the cache.
     pub fn reset_prefix_cache(&mut self) {
+        self.counters.reset_blocks += self.tree.resident() as u64;
         self.tree.clear();
+        self.evicted.clear();
         self.slab.forget_all();
         self.epoch += 1;
         for sequence in self.slots.iter_mut().filter(|sequence| sequence.holds_nothing()) {
             sequence.join_epoch(&mut self.tree, self.epoch);
         }
+        self.events.cleared();
         self.counters.resets += 1;
     }
 

@@ -11,7 +11,8 @@
 //! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
 //! [`alloc`](Ledger::alloc) (`admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
-//! (`letting_go`); then `copies`, `probe`, `verify`.
+//! (`letting_go`); then `copies`, `probe`, `verify`; and what is told outside: `events`, `snapshot`,
+//! `misses`, `counters`.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -21,13 +22,17 @@ mod copies;
 mod counters;
 mod delivery;
 mod error;
+mod events;
+mod histogram;
 mod ledger;
 mod letting_go;
 mod loads;
+mod misses;
 mod offloads;
 mod probe;
 mod sequence;
 mod slots;
+mod snapshot;
 mod tables;
 mod verify;
 
@@ -35,11 +40,15 @@ pub use config::{LedgerConfig, OnDuplicate, Reserve};
 pub use copies::{CopyEnd, CopyId, CopyJob};
 pub use counters::Counters;
 pub use error::{LedgerError, NoRoom};
+pub use events::{Change, Event, EventKind, EventLog, MOST_REMOVED, Stored, Tier};
+pub use histogram::Histogram;
 pub use ledger::{Ledger, RefusedClaim};
 pub use loads::{LoadJob, Wanted};
+pub use misses::{Miss, MissReason};
 pub use offloads::OffloadJob;
 pub use probe::{PrefixQuery, PrefixReuse};
 pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;
+pub use snapshot::EventSnapshot;
 pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
 pub use verify::LedgerFault;

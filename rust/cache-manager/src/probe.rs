@@ -2,6 +2,7 @@
 
 use crate::blocks::{BlockReader, Prefix};
 use crate::ledger::Ledger;
+use crate::misses::Miss;
 use block_hash::{Chain, ExtraKeys, Identity, Token};
 use block_pool::PageState;
 use radix_tree::{NamespaceKey, ParentId};
@@ -26,9 +27,11 @@ pub struct PrefixReuse {
     /// Reusable blocks.
     pub all: u32,
     /// Leading full blocks that are stored, reusable or not.
-    pub present: usize,
+    pub present: u32,
     /// The first full block that is not stored.
     pub first_new_block: Option<Identity>,
+    /// Why it is not; `None` when all are.
+    pub miss: Option<Miss>,
 }
 
 impl Ledger {
@@ -47,17 +50,22 @@ impl Ledger {
             extras: &query.extras,
             page_size: self.config.page_size as usize,
         };
+        let (mut present, mut collided) = (0, false);
         if let Some(namespace) = self.tree.find_namespace(&query.namespace) {
             let root = ParentId::Root(namespace);
-            prefix.walk(&self.tree, root, 0, full, &mut BlockReader::default(), |_, page| {
-                if reuse.present < reusable {
+            collided = prefix.walk(&self.tree, root, 0, full, &mut BlockReader::default(), |_, page| {
+                if present < reusable {
                     reuse.all += 1;
                     reuse.allocated += u32::from(self.slab.state(page) != PageState::Evictable);
                 }
-                reuse.present += 1;
+                present += 1;
             });
         }
-        reuse.first_new_block = (reuse.present < full).then(|| query.chain.identity(reuse.present));
+        reuse.present = present as u32;
+        if present < full {
+            reuse.first_new_block = Some(query.chain.identity(present));
+            reuse.miss = Some(Miss::of(&self.tree, &self.evicted, query.chain.keys()[present], collided));
+        }
         reuse
     }
 }

@@ -29,14 +29,23 @@ pub enum LedgerFault {
         /// What is wrong with it.
         what: String,
     },
+    /// The log of events.
+    #[error("event {id}: {what}")]
+    Event {
+        /// Its id.
+        id: u64,
+        /// What is wrong with it.
+        what: &'static str,
+    },
 }
 
 impl Ledger {
     /// Checks that every page is in one state, that references, pins and nodes add up from both sides,
-    /// that sequences are sound, and that no block is evicted before a block below it.
+    /// that sequences are sound, that no block is evicted before a block below it, and that events have
+    /// no gaps.
     ///
     /// # Errors
-    /// The first page, node or request that breaks the books.
+    /// The first page, node, request or event that breaks the books.
     pub fn verify(&self) -> Result<(), LedgerFault> {
         self.slab.verify()?;
         let mut refs: HashMap<PageId, u32> = HashMap::new();
@@ -98,6 +107,8 @@ impl Ledger {
                 return Err(TreeFault { node, what: format!("its {page} does not lead back to it") }.into());
             }
         }
+        let page_size = self.config.page_size as usize;
+        self.events.verify(page_size).map_err(|(id, what)| LedgerFault::Event { id, what })?;
         self.verify_eviction_order()
     }
 
@@ -200,6 +211,8 @@ impl Ledger {
             epoch,
             now,
             orphans,
+            events,
+            evicted,
             config: _,
             counters: _,
             batch_pass: _,
@@ -223,6 +236,8 @@ impl Ledger {
         let mut orphans: Vec<_> = orphans.iter().collect();
         orphans.sort_unstable();
         orphans.hash(&mut hasher);
+        events.fingerprint(&mut hasher);
+        evicted.fingerprint(&mut hasher);
         hasher.finish()
     }
 

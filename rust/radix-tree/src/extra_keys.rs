@@ -35,6 +35,11 @@ impl ExtraKeyStore {
         }
     }
 
+    /// What `id` stands for.
+    pub(crate) fn bytes(&self, id: ExtraId) -> &[u8] {
+        id.0.checked_sub(1).map_or(&[], |index| &self.entries[index as usize].bytes)
+    }
+
     /// The id of `bytes`, used once more.
     pub(crate) fn acquire(&mut self, bytes: &[u8]) -> ExtraId {
         if bytes.is_empty() {

@@ -9,6 +9,7 @@
 //! a page and without children does not exist.
 #![forbid(unsafe_code)]
 
+mod contents;
 mod extra_keys;
 mod family;
 mod lookup;

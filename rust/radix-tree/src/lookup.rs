@@ -109,6 +109,6 @@ impl PrefixTree {
         if is_owner(first_child) {
             return Some(NodeId(first_child));
         }
-        self.table.find(key, |node| self.nodes[node as usize].key == key).map(NodeId)
+        self.owner_of(key)
     }
 }

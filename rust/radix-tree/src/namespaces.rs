@@ -61,6 +61,11 @@ impl Namespaces {
         self.ids.get(key).copied()
     }
 
+    /// What the namespace in use `id` is the namespace of.
+    pub(crate) fn key(&self, id: NamespaceId) -> &NamespaceKey {
+        &self.entries[id.0 as usize].as_ref().expect("a namespace id in use has an entry").key
+    }
+
     /// The namespace of `key`, held once more.
     pub(crate) fn acquire(&mut self, key: &NamespaceKey) -> NamespaceId {
         if let Some(id) = self.find(key) {

@@ -56,6 +56,7 @@ fn sound() -> Ledger {
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,
+        event_buffer_max_size: 0,
     });
     assert_eq!(compute(&mut ledger, [request(0..9), request(0..9)]), [OWNER, TWIN]);
     let released = compute(&mut ledger, [request(50..62)]);
@@ -147,7 +148,7 @@ fn a_node_on_a_page_that_does_not_stand_for_it_is_found() {
 #[test]
 fn an_anchor_that_no_request_holds_is_found() {
     let found = after(|ledger| ledger.tree.anchor(CACHED[2]));
-    let what = "counts 1 children, has 0 and 0 anchors".into();
+    let what = "counts 1 anchors, sequences hold 0".into();
     assert_eq!(found, TreeFault { node: CACHED[2], what }.into());
 }
 

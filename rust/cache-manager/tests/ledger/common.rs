@@ -22,6 +22,7 @@ pub(crate) fn config(pages: u32) -> LedgerConfig {
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,
+        event_buffer_max_size: 0,
     }
 }
 

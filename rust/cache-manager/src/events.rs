@@ -1,0 +1,299 @@
+//! Events: what the cache stores and forgets, in order, for those who keep an index of it elsewhere.
+//!
+//! The [`EventLog`] is written where the fact changes, by four verbs: [`stored`](EventLog::stored),
+//! [`removed`](EventLog::removed), [`updated`](EventLog::updated), [`cleared`](EventLog::cleared). It is
+//! bounded and never waits: when it is full the oldest event goes and is counted. Ids are gapless, so a
+//! reader sees by one comparison that it missed something, and asks for [`Ledger::event_snapshot`].
+//!
+//! Blocks are named by their 64-bit keys. Salts are never told; they are in the hashes.
+
+use crate::ledger::Ledger;
+use crate::sequence::Sequence;
+use block_hash::Token;
+use block_pool::Priority;
+use radix_tree::AdapterId;
+use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+use std::thread::Thread;
+
+#[cfg(test)]
+mod tests;
+
+/// Most hashes of one [`EventKind::Removed`].
+pub const MOST_REMOVED: usize = 1024;
+
+/// Where a block lies: 0 is the device, greater numbers are farther away.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tier(pub u8);
+
+impl Tier {
+    /// The device.
+    pub const DEVICE: Tier = Tier(0);
+}
+
+/// One entry of the log.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Event {
+    /// Counted from 0, without gaps.
+    pub id: u64,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum EventKind {
+    /// The cache was made; the first event of all.
+    Created {
+        /// Tokens a block.
+        page_size: u32,
+        /// Usable pages of each tier, the device first.
+        pages: Vec<u32>,
+    },
+    /// Blocks can be hit from now on.
+    Stored(Stored),
+    /// Blocks are gone from every tier; at most [`MOST_REMOVED`].
+    Removed {
+        /// Their hashes.
+        keys: Vec<u64>,
+    },
+    /// A stored block changed.
+    Updated {
+        /// Its hash.
+        key: u64,
+        /// What changed.
+        change: Change,
+    },
+    /// No block is left.
+    Cleared,
+}
+
+/// Consecutive blocks of one prefix.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Stored {
+    /// Hash of the block before the first, stored or not; `None` for the first block of a prefix.
+    pub parent: Option<u64>,
+    /// Number of the first block in its prefix, from 0.
+    pub first: u32,
+    /// Hashes.
+    pub keys: Vec<u64>,
+    /// Tokens of all blocks, overrides applied.
+    pub tokens: Vec<Token>,
+    /// Canonical extra keys of the blocks that have some, by the block's place in this event.
+    pub extra_keys: Vec<(u32, Vec<u8>)>,
+    /// Retention priority.
+    pub priority: Priority,
+    /// Where they lie.
+    pub tier: Tier,
+    /// The adapter that computed them.
+    pub adapter: Option<AdapterId>,
+}
+
+/// What changed of a block, from the first to the second.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Change {
+    /// Its retention priority.
+    Priority(Priority, Priority),
+    /// The tier it lies on.
+    Tier(Tier, Tier),
+}
+
+/// The newest events, oldest first.
+#[derive(Default)]
+pub struct EventLog {
+    /// Most events kept; 0 records nothing.
+    capacity: usize,
+    events: VecDeque<Event>,
+    next_id: u64,
+    dropped: u64,
+    /// Somebody has read the newest event, so that nothing can be added to it.
+    sealed: bool,
+    /// A thread to unpark when an event comes.
+    waiter: Option<Thread>,
+}
+
+impl EventLog {
+    /// A log of at most `capacity` events, whose first says what was made; 0 is no log.
+    pub fn new(capacity: usize, created: EventKind) -> EventLog {
+        let mut log = EventLog { capacity, ..EventLog::default() };
+        log.push(created);
+        log
+    }
+
+    /// Whether anything is recorded.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.capacity > 0
+    }
+
+    /// Blocks can be hit from now on. `stored` is asked only when the log is on.
+    #[inline]
+    pub fn stored(&mut self, stored: impl FnOnce() -> Stored) {
+        if self.is_on() {
+            self.push(EventKind::Stored(stored()));
+        }
+    }
+
+    /// A block is gone from every tier. Blocks that go one after the other share an event.
+    #[inline]
+    pub fn removed(&mut self, key: u64) {
+        if !self.is_on() {
+            return;
+        }
+        match self.events.back_mut() {
+            Some(Event { kind: EventKind::Removed { keys }, .. })
+                if !self.sealed && keys.len() < MOST_REMOVED =>
+            {
+                keys.push(key);
+            }
+            _ => self.push(EventKind::Removed { keys: vec![key] }),
+        }
+    }
+
+    /// A stored block has another priority, or lies on another tier.
+    #[inline]
+    pub fn updated(&mut self, key: u64, change: Change) {
+        self.push(EventKind::Updated { key, change });
+    }
+
+    /// No block is left.
+    pub fn cleared(&mut self) {
+        self.push(EventKind::Cleared);
+    }
+
+    /// Every event that is there, oldest first, taken out. When there is none, `waiter` is unparked by
+    /// the next one; only the last thread that asked is, so threads wait with a limit and ask again.
+    pub fn take(&mut self, waiter: Option<Thread>) -> VecDeque<Event> {
+        if self.events.is_empty() {
+            self.waiter = waiter;
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    /// The id that the next event gets: as many have been recorded.
+    pub fn next_id(&self) -> u64 {
+        self.next_id
+    }
+
+    /// Events that nobody had taken when the log was full.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Nothing is added to the newest event any more.
+    pub(crate) fn seal(&mut self) {
+        self.sealed = true;
+    }
+
+    fn push(&mut self, kind: EventKind) {
+        if !self.is_on() {
+            return;
+        }
+        if self.events.len() == self.capacity {
+            self.events.pop_front();
+            self.dropped += 1;
+        }
+        self.events.push_back(Event { id: self.next_id, kind });
+        self.next_id += 1;
+        self.sealed = false;
+        if let Some(waiter) = self.waiter.take() {
+            waiter.unpark();
+        }
+    }
+
+    /// Checks the log itself, for blocks of `page_size` tokens; `Err` names an event.
+    pub(crate) fn verify(&self, page_size: usize) -> Result<(), (u64, &'static str)> {
+        if self.events.len() > self.capacity {
+            return Err((self.next_id, "more events are kept than the log may hold"));
+        }
+        for (event, expected) in self.events.iter().rev().zip((0..self.next_id).rev()) {
+            let sound = match &event.kind {
+                _ if event.id != expected => return Err((event.id, "does not follow the one before it")),
+                EventKind::Stored(stored) => {
+                    let blocks = stored.keys.len();
+                    blocks > 0
+                        && stored.tokens.len() == blocks * page_size
+                        && stored.extra_keys.iter().all(|&(block, _)| (block as usize) < blocks)
+                }
+                EventKind::Removed { keys } => (1..=MOST_REMOVED).contains(&keys.len()),
+                EventKind::Created { .. } | EventKind::Updated { .. } | EventKind::Cleared => true,
+            };
+            if !sound {
+                return Err((event.id, "does not add up"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Feeds what is recorded to `hasher`; what was dropped is a counter, and who waits is no state.
+    pub(crate) fn fingerprint(&self, hasher: &mut impl Hasher) {
+        let EventLog { capacity: _, events, next_id, dropped: _, sealed, waiter: _ } = self;
+        (events, next_id, sealed).hash(hasher);
+    }
+}
+
+/// Consecutive blocks of a request that one call publishes with one priority.
+#[derive(Default)]
+pub(crate) struct Run {
+    blocks: Range<usize>,
+    priority: Priority,
+}
+
+impl Run {
+    /// Adds `block`. Gives the blocks so far if it does not go on from them.
+    #[inline]
+    pub(crate) fn add(&mut self, block: usize, priority: Priority) -> Option<Run> {
+        if self.blocks.end == block && self.priority == priority && !self.blocks.is_empty() {
+            self.blocks.end += 1;
+            return None;
+        }
+        let before = std::mem::replace(self, Run { blocks: block..block + 1, priority });
+        before.into_some()
+    }
+
+    /// The run, unless it has no block.
+    pub(crate) fn into_some(self) -> Option<Run> {
+        (!self.blocks.is_empty()).then_some(self)
+    }
+
+    /// What is told of these blocks of `sequence`.
+    pub(crate) fn of(&self, sequence: &Sequence, page_size: usize) -> Stored {
+        let Range { start, end } = self.blocks;
+        let keys = sequence.chain.keys();
+        let mut tokens = sequence.tokens[start * page_size..end * page_size].to_vec();
+        let mut extra_keys = Vec::new();
+        if !sequence.extras.is_empty() {
+            sequence.extras.replace_tokens(start * page_size, &mut tokens);
+            for block in self.blocks.clone() {
+                let mut bytes = Vec::new();
+                sequence.extras.encode(block * page_size, (block + 1) * page_size, &mut bytes);
+                if !bytes.is_empty() {
+                    extra_keys.push(((block - start) as u32, bytes));
+                }
+            }
+        }
+        Stored {
+            parent: start.checked_sub(1).map(|before| keys[before]),
+            first: start as u32,
+            keys: keys[start..end].to_vec(),
+            tokens,
+            extra_keys,
+            priority: self.priority,
+            tier: Tier::DEVICE,
+            adapter: sequence.namespace_key.adapter.clone(),
+        }
+    }
+}
+
+impl Ledger {
+    /// The log of events.
+    pub fn events(&self) -> &EventLog {
+        &self.events
+    }
+
+    /// [`EventLog::take`] of the ledger's log.
+    pub fn take_events(&mut self, waiter: Option<Thread>) -> VecDeque<Event> {
+        self.events.take(waiter)
+    }
+}

@@ -1,0 +1,124 @@
+//! Why a look-up found no more blocks.
+
+use crate::ledger::Ledger;
+use crate::probe::{PrefixQuery, PrefixReuse};
+use block_hash::Chain;
+use block_pool::Step;
+use radix_tree::PrefixTree;
+use std::hash::{Hash, Hasher};
+
+/// The first full block that was not found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Miss {
+    /// Why not.
+    pub reason: MissReason,
+    /// When it was evicted, if that is still known.
+    pub evicted_at: Option<Step>,
+}
+
+/// Why a block was not found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MissReason {
+    /// It was never stored, or that was forgotten: evictions are remembered for a while, and until the
+    /// reset of the cache.
+    NeverStored,
+    /// It was evicted.
+    Evicted,
+    /// Another block owns its hash.
+    Collision,
+    /// It is stored under another salt or adapter.
+    OtherNamespace,
+}
+
+impl Miss {
+    /// Why the block of hash `key` was not found; `collided` when its hash is another's.
+    pub(crate) fn of(tree: &PrefixTree, evicted: &EvictedKeys, key: u64, collided: bool) -> Miss {
+        let evicted_at = if collided { None } else { evicted.step_of(key) };
+        let reason = if collided {
+            MissReason::Collision
+        } else if evicted_at.is_some() || tree.owner_of(key).is_some() {
+            MissReason::Evicted // a node without a page is an evicted block, too
+        } else {
+            MissReason::NeverStored
+        };
+        Miss { reason, evicted_at }
+    }
+}
+
+/// Most cells: address space for the evictions of any real pool.
+const MOST_CELLS: usize = 1 << 24;
+
+/// Hashes of evicted blocks, with the step of each eviction. A cell holds one, by its hash, and the later
+/// eviction takes it: what is remembered is about as many evictions as there are pages.
+pub(crate) struct EvictedKeys {
+    /// The upper half of the hash above the step; 0 is empty, since no block is evicted before step 1.
+    cells: Vec<u64>,
+}
+
+impl EvictedKeys {
+    /// Memory for the evictions of a pool of `pages`.
+    pub(crate) fn new(pages: usize) -> EvictedKeys {
+        EvictedKeys { cells: vec![0; pages.min(MOST_CELLS)] }
+    }
+
+    /// The block of hash `key` is evicted in `step`.
+    #[inline]
+    pub(crate) fn add(&mut self, key: u64, step: Step) {
+        let place = self.place(key);
+        if let Some(cell) = self.cells.get_mut(place) {
+            *cell = key >> 32 << 32 | u64::from(step.0);
+        }
+    }
+
+    /// The step in which the block of hash `key` was evicted last, if that is remembered.
+    pub(crate) fn step_of(&self, key: u64) -> Option<Step> {
+        let cell = *self.cells.get(self.place(key))?;
+        (cell != 0 && cell >> 32 == key >> 32).then_some(Step(cell as u32))
+    }
+
+    /// Forgets every eviction. The cost does not grow with the number of cells.
+    pub(crate) fn clear(&mut self) {
+        *self = EvictedKeys::new(self.cells.len());
+    }
+
+    pub(crate) fn fingerprint(&self, hasher: &mut impl Hasher) {
+        self.cells.hash(hasher);
+    }
+
+    #[inline]
+    fn place(&self, key: u64) -> usize {
+        (u64::from(key as u32) * self.cells.len() as u64 >> 32) as usize
+    }
+}
+
+/// Most namespaces that [`Ledger::probe_namespaces`] looks into.
+const MOST_NAMESPACES: usize = 64;
+
+impl Ledger {
+    /// [`Ledger::probe`], which also looks for a block that was never stored under other salts and
+    /// adapters, at most 64. It tells whether one has it, never which. Each is hashed as far as it agrees.
+    pub fn probe_namespaces(&self, query: &PrefixQuery) -> PrefixReuse {
+        let mut reuse = self.probe(query);
+        if let Some(Miss { reason: reason @ MissReason::NeverStored, .. }) = &mut reuse.miss
+            && self.is_stored_elsewhere(query, reuse.present as usize + 1)
+        {
+            *reason = MissReason::OtherNamespace;
+        }
+        reuse
+    }
+
+    /// Whether another namespace has all of the prompt's first `blocks` blocks.
+    fn is_stored_elsewhere(&self, query: &PrefixQuery, blocks: usize) -> bool {
+        let page_size = self.config.page_size as usize;
+        let own = self.tree.find_namespace(&query.namespace);
+        let others = self.tree.namespaces().filter(|&namespace| Some(namespace) != own);
+        others.take(MOST_NAMESPACES).any(|namespace| {
+            let root = self.tree.namespace_key(namespace).root(self.config.seed.as_ref());
+            let mut chain = Chain::new(self.config.algo, &root);
+            (1..=blocks).all(|block| {
+                chain.extend(&query.tokens[..block * page_size], page_size, &query.extras);
+                self.tree.owner_of(chain.keys()[block - 1]).is_some_and(|node| self.tree.page(node).is_some())
+            })
+        })
+    }
+}

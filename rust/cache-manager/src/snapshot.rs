@@ -1,0 +1,120 @@
+//! The present content as events, for a subscriber that missed some.
+
+use crate::config::LedgerConfig;
+use crate::events::{EventKind, Stored, Tier};
+use crate::ledger::Ledger;
+use block_pool::{PageId, Priority};
+use radix_tree::{NamespaceId, NodeId, ParentId, PrefixTree};
+use std::collections::HashMap;
+
+/// What a new index starts from.
+pub struct EventSnapshot {
+    /// Id of the first event that the snapshot does not include.
+    pub next_id: u64,
+    /// [`EventKind::Created`], then [`EventKind::Stored`] of every cached block, parents before children.
+    pub events: Vec<EventKind>,
+}
+
+impl Ledger {
+    /// The cached blocks, and which event goes on from here. The cost grows with the cache.
+    pub fn event_snapshot(&mut self) -> EventSnapshot {
+        self.events.seal();
+        let mut events = vec![created(&self.config)];
+        events.extend(self.cached_runs().into_iter().map(EventKind::Stored));
+        EventSnapshot { next_id: self.events.next_id(), events }
+    }
+
+    /// Every cached block, in runs of consecutive ones; a run comes after the run that it branches from.
+    fn cached_runs(&self) -> Vec<Stored> {
+        let tree = &self.tree;
+        let cached: Vec<(NodeId, PageId)> =
+            tree.iter().filter_map(|node| tree.page(node).map(|page| (node, page))).collect();
+        // A run goes on with the first child that is alike; the other children start runs of their own.
+        let mut next: HashMap<NodeId, NodeId> = HashMap::new();
+        let mut places = Places::default();
+        let mut starts = Vec::new();
+        for &(node, page) in &cached {
+            let priority = self.slab.priority(page);
+            if let ParentId::Node(parent) = tree.parent(node)
+                && tree.page(parent).is_some_and(|above| self.slab.priority(above) == priority)
+                && *next.entry(parent).or_insert(node) == node
+            {
+                continue;
+            }
+            let (depth, namespace) = places.of(tree, node);
+            starts.push((depth, node, namespace, priority));
+        }
+        starts.sort_unstable_by_key(|&(depth, node, ..)| (depth, node));
+        let run = |(depth, node, namespace, priority)| {
+            let blocks = std::iter::successors(Some(node), |node| next.get(node).copied());
+            self.cached_run(blocks, depth, namespace, priority)
+        };
+        starts.into_iter().map(run).collect()
+    }
+
+    fn cached_run(
+        &self,
+        blocks: impl Iterator<Item = NodeId>,
+        first: u32,
+        namespace: NamespaceId,
+        priority: Priority,
+    ) -> Stored {
+        let tree = &self.tree;
+        let mut run = Stored {
+            parent: None,
+            first,
+            keys: Vec::new(),
+            tokens: Vec::new(),
+            extra_keys: Vec::new(),
+            priority,
+            tier: Tier::DEVICE,
+            adapter: tree.namespace_key(namespace).adapter.clone(),
+        };
+        for node in blocks {
+            if run.keys.is_empty() {
+                run.parent = tree.parent_key(node);
+            }
+            let extra = tree.extra_keys(node);
+            if !extra.is_empty() {
+                run.extra_keys.push((run.keys.len() as u32, extra.to_vec()));
+            }
+            run.keys.push(tree.key(node));
+            run.tokens.extend_from_slice(tree.tokens(node));
+        }
+        run
+    }
+}
+
+/// What the log of a new ledger begins with.
+pub(crate) fn created(config: &LedgerConfig) -> EventKind {
+    EventKind::Created { page_size: config.page_size, pages: vec![config.pages] }
+}
+
+/// Where nodes are: how many blocks are before them, and in which namespace. Each node is walked once.
+#[derive(Default)]
+struct Places {
+    known: HashMap<NodeId, (u32, NamespaceId)>,
+}
+
+impl Places {
+    fn of(&mut self, tree: &PrefixTree, node: NodeId) -> (u32, NamespaceId) {
+        let (mut path, mut at) = (Vec::new(), ParentId::Node(node));
+        let (mut before, namespace) = loop {
+            match at {
+                ParentId::Root(namespace) => break (0, namespace),
+                ParentId::Node(node) => match self.known.get(&node) {
+                    Some(&(depth, namespace)) => break (depth + 1, namespace),
+                    None => {
+                        path.push(node);
+                        at = tree.parent(node);
+                    }
+                },
+            }
+        };
+        for &node in path.iter().rev() {
+            self.known.insert(node, (before, namespace));
+            before += 1;
+        }
+        self.known[&node]
+    }
+}
