@@ -142,7 +142,7 @@ fn a_node_on_a_page_that_does_not_stand_for_it_is_found() {
 #[test]
 fn an_anchor_that_no_request_holds_is_found() {
     let found = after(|ledger| ledger.tree.anchor(CACHED[2]));
-    let what = "counts 1 children, has 0 and 0 anchors".into();
+    let what = "counts 1 anchors, sequences hold 0".into();
     assert_eq!(found, TreeFault { node: CACHED[2], what }.into());
 }
 
