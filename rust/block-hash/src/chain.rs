@@ -175,6 +175,14 @@ impl Chain {
         }
     }
 
+    /// A block's whole digest; `None` for `ahash64`, which has none.
+    pub(crate) fn digest(&self, block: usize) -> Option<&Digest> {
+        match &self.links {
+            Links::AHash { .. } => None,
+            Links::Sha { digests, .. } => Some(&digests[block]),
+        }
+    }
+
     fn reserve(&mut self, blocks: usize) {
         self.keys.reserve(blocks);
         if let Links::Sha { digests, .. } = &mut self.links {

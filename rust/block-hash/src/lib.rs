@@ -10,7 +10,7 @@
 //!
 //! [`Chain`] holds one sequence's hashes and grows with its token log. [`Root`] separates seeds,
 //! salts and adapters; [`ExtraKeys`] is what else tells two equal token runs apart. [`Algo`] names
-//! the functions. Values are equal in every process and on every CPU; [`CpuPath`] says which
+//! the functions; [`Guards`] are further bits for those who cannot compare tokens. Values are equal in every process and on every CPU; [`CpuPath`] says which
 //! instructions compute them.
 //!
 //! ```
@@ -32,6 +32,7 @@ mod arch;
 mod chain;
 mod error;
 mod extra;
+mod guards;
 mod record;
 mod root;
 mod sha256;
@@ -41,6 +42,7 @@ pub use arch::{CpuPath, narrow};
 pub use chain::Chain;
 pub use error::HashError;
 pub use extra::{ContentSpan, ExtraInputs, ExtraKeys};
+pub use guards::Guards;
 pub use root::{Adapter, Root};
 
 /// One token id. Negative ids are legal: some engines use them as placeholders.

@@ -1,7 +1,8 @@
 //! How a chain grows: whatever the order of calls and the instructions, the hashes are the same.
 
 use block_hash::{
-    Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, HashError, Root, Token, narrow,
+    Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Guards, HashError, Root, Token,
+    narrow,
 };
 use proptest::prelude::*;
 
@@ -41,6 +42,37 @@ fn all_identities(chain: &Chain) -> Vec<u8> {
     let mut bytes = Vec::new();
     chain.write_identities(0..chain.len(), &mut bytes);
     bytes
+}
+
+proptest! {
+    #[test]
+    fn guards_fed_in_pieces_and_cut_are_those_of_one_call(
+        algo in any_algo(),
+        tokens in prop::collection::vec(any::<Token>(), 0..250),
+        page_size in 1..40_usize,
+        extras in any_extras(),
+        calls in prop::collection::vec((0..250_usize, prop::option::of(0..60_usize)), 0..8),
+    ) {
+        let root = Root([9; 32]);
+        let start = || (Chain::new(algo, &root), Guards::new(algo, &root, &[8; 32]));
+        let ((mut whole, mut whole_guards), (mut grown, mut guards)) = (start(), start());
+        whole.extend(&tokens, page_size, &extras);
+        whole_guards.extend(&tokens, page_size, &extras);
+        for (fed, kept) in calls {
+            let fed = &tokens[..fed.min(tokens.len())];
+            grown.extend(fed, page_size, &extras);
+            guards.extend(fed, page_size, &extras);
+            if let Some(kept) = kept {
+                grown.truncate(kept);
+                guards.truncate(kept);
+            }
+        }
+        grown.extend(&tokens, page_size, &extras);
+        guards.extend(&tokens, page_size, &extras);
+        for block in 0..whole.len() {
+            prop_assert_eq!(guards.guard(&grown, block), whole_guards.guard(&whole, block));
+        }
+    }
 }
 
 proptest! {

@@ -146,6 +146,21 @@ fn a_span_beyond_every_position_is_refused() {
     }
 }
 
+#[test]
+fn the_next_touched_token_is_the_nearest_of_every_kind_of_key() {
+    let item = [span(9, 2, 1)];
+    let inputs = ExtraInputs {
+        mm_items: &item,
+        prompt_embeds: &[span(6, 1, 2)],
+        extra_ids: &[0, 0, 0, 7],
+        overrides: &[(1, 5), (13, 1 << 40)],
+    };
+    let extras = ExtraKeys::new(&inputs).unwrap();
+    let touched: Vec<Option<usize>> = (0..15).map(|start| extras.next_touched(start)).collect();
+    let expected = [1, 1, 3, 3, 6, 6, 6, 9, 9, 9, 10, 13, 13, 13].map(Some);
+    assert_eq!(touched, [&expected[..], &[None]].concat());
+}
+
 proptest! {
     #[test]
     fn exactly_the_touched_blocks_are_encoded(
@@ -163,6 +178,8 @@ proptest! {
         extras.encode(start, start + length, &mut bytes);
         prop_assert_eq!(bytes.len(), 56 * touching); // tag 4, length 4, offset 8, length 8, hash 32
         prop_assert_eq!(extras.touches(start, start + length), touching > 0);
+        let covered = |at: &usize| spans.iter().any(|span| (span.start..span.start + span.length).contains(&(*at as u64)));
+        prop_assert_eq!(extras.next_touched(start), (start..140).find(covered));
     }
 
     #[test]

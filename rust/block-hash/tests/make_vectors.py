@@ -12,6 +12,7 @@ from typing import Any
 
 MASK = 2**64 - 1
 SEED = bytes(range(32))
+GUARD_SECRET = bytes(range(100, 132))
 
 
 def sha256(message: bytes) -> bytes:
@@ -109,21 +110,41 @@ def messages(case: dict[str, Any]) -> list[bytes]:
     return out
 
 
+def ahash64_chain(root: bytes, value: int, blocks: list[bytes]) -> list[bytes]:
+    hasher = AHash(root)
+    out = []
+    for message in blocks:
+        value = hasher.pair(value, hasher.message(message))
+        out.append(value.to_bytes(8, "big"))
+    return out
+
+
 def hashes(case: dict[str, Any]) -> list[str]:
     root = root_of(case)
     parent = bytes.fromhex(case["parent"]) if case["parent"] else None
     out = []
     if case["algo"] == "ahash64":
-        hasher = AHash(root)
         value = int.from_bytes(parent or bytes(8), "big")
-        for message in messages(case):
-            value = hasher.pair(value, hasher.message(message))
-            out.append(value.to_bytes(8, "big").hex())
-        return out
+        return [link.hex() for link in ahash64_chain(root, value, messages(case))]
     link = parent or root
     for message in messages(case):
         link = sha256(sha256(message) + link)
         out.append((link if case["algo"] == "sha256" else link[:8]).hex())
+    return out
+
+
+def guards(case: dict[str, Any]) -> list[str]:
+    root = root_of(case)
+    if case["algo"] == "ahash64":
+        first, second = (
+            ahash64_chain(sha256(b"pk1-gd" + bytes([n]) + GUARD_SECRET + root), 0, messages(case))
+            for n in range(2)
+        )
+        return [(a + b).hex() for a, b in zip(first, second, strict=True)]
+    link, out = root, []
+    for message in messages(case):
+        link = sha256(sha256(message) + link)
+        out.append(link[16:].hex())
     return out
 
 
@@ -174,7 +195,11 @@ def main() -> None:
             cases.append(
                 {"algo": algo, "tokens": tokens, "page_size": 4, **NOTHING, "parent": parent, "seed": seed}
             )
-    lines = (json.dumps(case | {"hashes": hashes(case)}, separators=(",", ":")) for case in cases)
+    for case in cases:
+        case["hashes"] = hashes(case)
+        if case["parent"] is None:
+            case["guards"] = guards(case)
+    lines = (json.dumps(case, separators=(",", ":")) for case in cases)
     print('{"cases": [\n' + ",\n".join(lines) + "\n]}")
 
 

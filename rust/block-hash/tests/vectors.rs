@@ -1,6 +1,6 @@
 //! Known answers from `make_vectors.py`, on every path.
 
-use block_hash::{Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Root, Token};
+use block_hash::{Adapter, Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys, Guards, Root, Token};
 use serde_json::Value;
 
 #[test]
@@ -13,6 +13,25 @@ fn own_vectors_are_equal_on_every_path() {
         }
     }
     assert_eq!(cases.len(), 3 * (4 * 2 + 2 * 13 + 2));
+}
+
+#[test]
+fn guards_are_those_of_the_vectors() {
+    let file: Value = serde_json::from_str(include_str!("vectors.json")).unwrap();
+    let cases: Vec<&Value> = file["cases"].as_array().unwrap().iter().collect();
+    let secret: [u8; 32] = std::array::from_fn(|i| 100 + i as u8);
+    let with_guards = cases.iter().filter(|case| case["parent"].is_null());
+    for case in with_guards.clone() {
+        let (algo, root) = (algo(case), root(case));
+        let (mut chain, mut guards) = (Chain::new(algo, &root), Guards::new(algo, &root, &secret));
+        let (tokens, page_size, extras) = (tokens(case), page_size(case), extras(case));
+        chain.extend(&tokens, page_size, &extras);
+        guards.extend(&tokens, page_size, &extras);
+        let guard = |block| format!("{:032x}", u128::from_be_bytes(guards.guard(&chain, block)));
+        let given: Vec<String> = (0..chain.len()).map(guard).collect();
+        assert_eq!(given, strings(&case["guards"]), "{case}");
+    }
+    assert_eq!(with_guards.count(), 3 * (4 * 2 + 2 * 13));
 }
 
 #[test]
@@ -30,7 +49,20 @@ fn a_salt_is_hashed_as_the_sha_standard_says() {
 }
 
 fn hashes(case: &Value, path: CpuPath) -> Vec<String> {
-    let algo: Algo = case["algo"].as_str().unwrap().parse().unwrap();
+    let chain = match case["parent"].as_str() {
+        Some(parent) => Chain::with_parent(algo(case), &root(case), &unhex(parent)).unwrap(),
+        None => Chain::new(algo(case), &root(case)),
+    };
+    let mut chain = chain.on(path);
+    chain.extend(&tokens(case), page_size(case), &extras(case));
+    (0..chain.len()).map(|block| format!("{:?}", chain.identity(block))).collect()
+}
+
+fn algo(case: &Value) -> Algo {
+    case["algo"].as_str().unwrap().parse().unwrap()
+}
+
+fn root(case: &Value) -> Root {
     let seed = case["seed"].as_str().map(digest);
     let adapter = match &case["adapter"] {
         Value::String(name) => Some(Adapter::Name(name)),
@@ -38,15 +70,15 @@ fn hashes(case: &Value, path: CpuPath) -> Vec<String> {
         _ => None,
     };
     let generation = case["generation"].as_u64().unwrap_or(0);
-    let root = Root::new(seed.as_ref(), case["salt"].as_str(), adapter, generation);
-    let chain = match case["parent"].as_str() {
-        Some(parent) => Chain::with_parent(algo, &root, &unhex(parent)).unwrap(),
-        None => Chain::new(algo, &root),
-    };
-    let mut chain = chain.on(path);
-    let tokens: Vec<Token> = list(&case["tokens"], |token| token.as_i64().unwrap() as Token);
-    chain.extend(&tokens, case["page_size"].as_u64().unwrap() as usize, &extras(case));
-    (0..chain.len()).map(|block| format!("{:?}", chain.identity(block))).collect()
+    Root::new(seed.as_ref(), case["salt"].as_str(), adapter, generation)
+}
+
+fn tokens(case: &Value) -> Vec<Token> {
+    list(&case["tokens"], |token| token.as_i64().unwrap() as Token)
+}
+
+fn page_size(case: &Value) -> usize {
+    case["page_size"].as_u64().unwrap() as usize
 }
 
 fn extras(case: &Value) -> ExtraKeys {

@@ -46,7 +46,9 @@ fn full_tree(prompts: &[Prompt], in_turns: bool) -> (PrefixTree, NamespaceId) {
             }
         }
     } else {
-        prompts.iter().for_each(|prompt| drop(store(&mut tree, namespace, prompt)));
+        for prompt in prompts {
+            store(&mut tree, namespace, prompt);
+        }
     }
     (tree, namespace)
 }

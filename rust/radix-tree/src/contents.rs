@@ -12,6 +12,7 @@ impl PrefixTree {
     }
 
     /// The node whose block has chained hash `key`, whatever its tokens are.
+    #[inline]
     pub fn owner_of(&self, key: u64) -> Option<NodeId> {
         self.table.find(key, |node| self.nodes[node as usize].key == key).map(NodeId)
     }

@@ -39,7 +39,6 @@ impl PrefixTree {
     }
 
     /// The node in front of a parent's list.
-    #[inline]
     pub(crate) fn head(&self, parent: PackedParent) -> u32 {
         if parent == PackedParent::FREE {
             return self.first_free;

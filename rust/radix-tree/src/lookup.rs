@@ -1,8 +1,8 @@
 //! Look-up: of one block, and along a prefix.
 //!
 //! Blocks that were stored in one go are neighbours, records and tokens alike, and a prefix is followed
-//! through them in the order of memory: the place of the next block is known before this one is read. Only
-//! where the neighbour is another block, and the first child too, is the table asked.
+//! through them in the order of memory: the place of the next block is known before this one is read. The
+//! table is asked only where the neighbour is another block.
 
 use crate::extra_keys::ExtraId;
 use crate::node::{NodeId, PackedParent, ParentId};
@@ -14,8 +14,10 @@ use block_pool::PageId;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DigestCollision;
 
-/// Neighbours whose tokens are compared together: what they are compared with stays in the nearest cache.
+/// Neighbours whose tokens are compared together, so that none is read far beyond the end of a match.
 const RUN: usize = 64;
+/// Keys that the table is asked for together where blocks are scattered: their memory accesses overlap.
+const AHEAD: usize = 16;
 
 impl PrefixTree {
     /// The node of the block with chained hash `key`, these `tokens` and `extra` keys, below `parent`.
@@ -30,11 +32,11 @@ impl PrefixTree {
         tokens: &[Token],
         extra: &[u8],
     ) -> Result<Option<NodeId>, DigestCollision> {
-        let parent = PackedParent::pack(parent);
-        let Some(node) = self.owner(parent, key) else { return Ok(None) };
+        let Some(node) = self.owner_of(key) else { return Ok(None) };
         let record = self.node(node);
-        let is_block =
-            record.parent == parent && self.tokens(node) == tokens && self.extras.equals(record.extra, extra);
+        let is_block = record.parent == PackedParent::pack(parent)
+            && self.tokens(node) == tokens
+            && self.extras.equals(record.extra, extra);
         if is_block { Ok(Some(node)) } else { Err(DigestCollision) }
     }
 
@@ -53,12 +55,20 @@ impl PrefixTree {
     ) -> Result<Option<ParentId>, DigestCollision> {
         debug_assert_eq!(tokens.len(), keys.len() * self.page_size, "whole blocks, a hash for each");
         let (mut parent, mut block) = (parent, 0);
+        // The owners of the keys of the blocks `asked`.
+        let (mut owners, mut asked, mut ask) = ([None; AHEAD], 0..0, 1);
         while block < keys.len() {
+            if block >= asked.end {
+                asked = block..keys.len().min(block + ask);
+                for (owner, &key) in owners.iter_mut().zip(&keys[asked.clone()]) {
+                    *owner = self.owner_of(key);
+                }
+            }
+            let Some(first) = owners[block - asked.start] else { return Ok(None) };
             let (keys, tokens) = (&keys[block..], &tokens[block * self.page_size..]);
-            let Some(first) = self.owner(PackedParent::pack(parent), keys[0]) else { return Ok(None) };
             let run = self.run(first, parent, keys, tokens);
             if run == 0 {
-                // Without a page, or another block.
+                // The block has no page, or another block has its hash.
                 return self.find(parent, keys[0], &tokens[..self.page_size], &[]).map(|_| None);
             }
             let start = first.0 as usize;
@@ -67,6 +77,7 @@ impl PrefixTree {
             }
             parent = ParentId::Node(NodeId(first.0 + run as u32 - 1));
             block += run;
+            ask = if run < AHEAD { AHEAD } else { 1 };
         }
         Ok(Some(parent))
     }
@@ -78,7 +89,8 @@ impl PrefixTree {
         let mut parent = PackedParent::pack(parent);
         let mut run = 0;
         for (record, &key) in records.iter().zip(keys).take(RUN) {
-            if !record.follows(parent, key) || record.page == PageId::NULL || record.extra != ExtraId::NONE {
+            let is_next = record.key == key && record.parent == parent && record.extra == ExtraId::NONE;
+            if !is_next || record.page == PageId::NULL {
                 break;
             }
             parent = PackedParent::pack(ParentId::Node(NodeId(first.0 + run)));
@@ -93,22 +105,5 @@ impl PrefixTree {
         }
         let blocks = stored.chunks_exact(self.page_size).zip(wanted.chunks_exact(self.page_size));
         blocks.take_while(|(stored, wanted)| stored == wanted).count()
-    }
-
-    /// The node under `key`, whatever its block is: the guesses below `parent` come before the table.
-    #[inline]
-    fn owner(&self, parent: PackedParent, key: u64) -> Option<NodeId> {
-        let is_owner =
-            |node: u32| self.nodes.get(node as usize).is_some_and(|record| record.follows(parent, key));
-        if let ParentId::Node(above) = parent.unpack()
-            && is_owner(above.0 + 1)
-        {
-            return Some(NodeId(above.0 + 1));
-        }
-        let first_child = self.head(parent);
-        if is_owner(first_child) {
-            return Some(NodeId(first_child));
-        }
-        self.owner_of(key)
     }
 }

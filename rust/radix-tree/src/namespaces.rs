@@ -90,7 +90,6 @@ impl Namespaces {
         self.drop_if_unused(id);
     }
 
-    #[inline]
     pub(crate) fn first_child(&self, id: NamespaceId) -> u32 {
         self.entries[id.0 as usize].as_ref().map_or(NONE, |entry| entry.first_child)
     }

@@ -76,12 +76,6 @@ impl Node {
         previous: NONE,
     };
 
-    /// Whether this may be the block with chained hash `key` below `parent`.
-    #[inline]
-    pub(crate) fn follows(&self, parent: PackedParent, key: u64) -> bool {
-        self.key == key && self.parent == parent
-    }
-
     pub(crate) fn is_free(&self) -> bool {
         self.parent == PackedParent::FREE
     }

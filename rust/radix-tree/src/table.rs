@@ -3,6 +3,9 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
+#[cfg(test)]
+mod tests;
+
 /// An entry: the tag (the upper half of the mixed hash) above the node's number plus one; 0 is empty. A
 /// plain number, since the system hands out zeros for nothing: a table costs what it is filled with.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use block_hash::Token;
 use block_pool::PageId;
 use proptest::prelude::*;
 use radix_tree::{DigestCollision, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Token and extra key of a block of one token.
 type Block = (Token, &'static [u8]);
@@ -168,6 +168,25 @@ impl Model {
         assert_eq!(tree.find(parent, hash(path), &[token], extra), expected);
     }
 
+    /// Each path that goes on from this one is listed once, after those that go on from it.
+    fn compare_descendants(&self, tree: &PrefixTree, path: &Path, node: NodeId) {
+        let below = |path: &Path| {
+            let goes_on = |other: &&Path| {
+                other.0 == path.0 && other.1.len() > path.1.len() && other.1.starts_with(&path.1)
+            };
+            self.paths.keys().filter(goes_on).map(|path| self.paths[path].node).collect::<BTreeSet<_>>()
+        };
+        let listed: Vec<NodeId> = tree.descendants(ParentId::Node(node)).collect();
+        assert_eq!(listed.len(), below(path).len(), "{path:?}");
+        assert_eq!(listed.iter().copied().collect::<BTreeSet<_>>(), below(path), "{path:?}");
+        assert_eq!(tree.is_leaf(node), listed.is_empty(), "{path:?}");
+        for (at, &node) in listed.iter().enumerate() {
+            if let ParentId::Node(above) = tree.parent(node) {
+                assert!(!listed[..at].contains(&above), "{path:?}");
+            }
+        }
+    }
+
     fn compare(&self, tree: &PrefixTree) {
         let anchors: HashMap<NodeId, u32> =
             self.paths.values().map(|stored| (stored.node, stored.anchors)).collect();
@@ -180,6 +199,7 @@ impl Model {
         for (path, stored) in &self.paths {
             assert_eq!(tree.page(stored.node), stored.page, "{path:?}");
             assert_eq!(tree.tokens(stored.node), [path.1[path.1.len() - 1].0], "{path:?}");
+            self.compare_descendants(tree, path, stored.node);
         }
     }
 }

@@ -271,3 +271,84 @@ fn clearing_drops_every_block_and_namespace() {
     assert_eq!((tree.len(), tree.find_namespace(&salt(""))), (0, None));
     verify(&tree, &[]);
 }
+
+#[test]
+fn children_are_listed_the_last_inserted_first() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [1, 1], 1);
+    let below = [2, 3, 4].map(|key| store(&mut tree, ParentId::Node(first), key, [key as Token; 2], 2));
+    let children = |tree: &PrefixTree, parent| tree.children(parent).collect::<Vec<_>>();
+    assert_eq!(children(&tree, root), [first]);
+    assert_eq!(children(&tree, ParentId::Node(first)), [below[2], below[1], below[0]]);
+    assert_eq!(children(&tree, ParentId::Node(below[0])), []);
+    for (gone, left) in [(1, vec![below[2], below[0]]), (2, vec![below[0]]), (0, vec![])] {
+        tree.clear_page(below[gone]);
+        assert_eq!(children(&tree, ParentId::Node(first)), left);
+        verify(&tree, &[root]);
+    }
+}
+
+#[test]
+fn a_node_knows_whether_it_is_a_leaf_and_whether_it_has_siblings() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [1, 1], 1);
+    let left = store(&mut tree, ParentId::Node(first), 2, [2, 2], 2);
+    assert_eq!((tree.is_leaf(first), tree.has_siblings(first)), (false, false));
+    assert_eq!((tree.is_leaf(left), tree.has_siblings(left)), (true, false));
+    let right = store(&mut tree, ParentId::Node(first), 3, [3, 3], 3);
+    assert!(tree.has_siblings(left) && tree.has_siblings(right));
+    tree.clear_page(right);
+    assert!(!tree.has_siblings(left));
+}
+
+#[test]
+fn an_anchor_is_no_child() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [1, 1], 1);
+    tree.anchor(node);
+    assert!(tree.is_leaf(node));
+    assert_eq!(tree.children(ParentId::Node(node)).count(), 0);
+}
+
+#[test]
+fn descendants_come_before_what_they_follow() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    //     a      f
+    //    / \
+    //   b   e
+    //  / \
+    // c   d
+    let mut key = 0;
+    let mut below = |parent| {
+        key += 1;
+        store(&mut tree, parent, key, [key as Token; 2], 1)
+    };
+    let a = below(root);
+    let b = below(ParentId::Node(a));
+    let [c, d] = [(); 2].map(|()| below(ParentId::Node(b)));
+    let e = below(ParentId::Node(a));
+    let f = below(root);
+    let descendants = |parent| tree.descendants(parent).collect::<Vec<_>>();
+    assert_eq!(descendants(root), [f, e, d, c, b, a]);
+    assert_eq!(descendants(ParentId::Node(a)), [e, d, c, b]);
+    assert_eq!(descendants(ParentId::Node(b)), [d, c]);
+    assert_eq!(descendants(ParentId::Node(c)), []);
+}
+
+#[test]
+fn a_block_takes_the_free_number_after_its_parents() {
+    let mut tree = tree();
+    let root = root(&mut tree, "");
+    let first = store(&mut tree, root, 1, [1, 1], 1);
+    let others = [2, 3].map(|key| store(&mut tree, root, key, [key as Token; 2], 1));
+    assert_eq!((first, others), (NodeId(0), [NodeId(1), NodeId(2)]));
+    // Number 2 was given up last, and would be the next for a first block.
+    others.map(|node| tree.clear_page(node));
+    assert_eq!(store(&mut tree, ParentId::Node(first), 4, [4, 4], 1), NodeId(1));
+    assert_eq!(store(&mut tree, ParentId::Node(first), 5, [5, 5], 1), NodeId(2));
+    verify(&tree, &[root]);
+}
