@@ -140,4 +140,5 @@ _OPTIONS = (
     "no_read",
     "no_store",
     "max_new_tokens",
+    "num_draft_tokens",
 )

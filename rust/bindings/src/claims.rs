@@ -31,12 +31,17 @@ impl Ledger {
                 return Err(panic);
             }
         };
-        *own.state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
+        self.bind(context, slot);
+        Ok(slot.0)
+    }
+
+    /// The context stands for the request that was just claimed under `slot`.
+    pub(crate) fn bind(&self, context: &Bound<'_, TextContext>, slot: SlotId) {
+        *context.get().state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
         let mut contexts = self.contexts.lock();
         let len = contexts.len().max(slot.index() + 1);
         contexts.resize_with(len, || None);
         contexts[slot.index()] = Some(context.clone().unbind());
-        Ok(slot.0)
     }
 
     /// Takes what an unclaimed context holds, and reserves its id.
@@ -84,6 +89,7 @@ impl Ledger {
             chain: Chain::new(self.config.algo, &root),
             no_read: context.no_read,
             no_store: context.no_store,
+            drafts: context.num_draft_tokens.into(),
         };
         if self.config.prefix_caching {
             let time = hashing_time(self.config.algo, sequence.tokens.len());

@@ -42,6 +42,7 @@ pub(crate) const LOST: &str = "lost its tokens in an internal error while it was
 ///     no_read: do not reuse cached blocks.
 ///     no_store: do not share blocks of this request.
 ///     max_new_tokens: for the caller; not enforced.
+///     num_draft_tokens: draft tokens that each decode step verifies besides the token it computes, 0 to 255.
 ///
 /// Raises:
 ///     ValueError: what is out of range, and where.
@@ -64,6 +65,9 @@ pub(crate) struct TextContext {
     /// Whether the request's blocks are kept private.
     #[pyo3(get)]
     pub(crate) no_store: bool,
+    /// Draft tokens that each decode step verifies.
+    #[pyo3(get)]
+    pub(crate) num_draft_tokens: u8,
     pub(crate) namespace: NamespaceKey,
     pub(crate) state: Mutex<State>,
 }
@@ -117,6 +121,11 @@ impl Content {
     }
 }
 
+/// The argument `num_draft_tokens`.
+fn drafts_from(given: &Bound<'_, PyAny>) -> PyResult<u8> {
+    number_from(given, "num_draft_tokens", "0 to 255")
+}
+
 impl TextContext {
     /// Runs `claimed` on the ledger, or `free` on what the context holds itself.
     fn visit<R>(
@@ -143,6 +152,21 @@ impl TextContext {
         }
     }
 
+    /// A context of another name for a fork of this one, which is being claimed.
+    pub(crate) fn sibling(&self, request_id: Py<PyAny>, key: RequestKey) -> TextContext {
+        TextContext {
+            request_id,
+            key,
+            max_length: self.max_length,
+            max_new_tokens: self.max_new_tokens,
+            no_read: self.no_read,
+            no_store: self.no_store,
+            num_draft_tokens: self.num_draft_tokens,
+            namespace: self.namespace.clone(),
+            state: Mutex::new(State::Claiming),
+        }
+    }
+
     fn problem(&self, py: Python<'_>, what: &str) -> PyErr {
         let id = self.request_id.bind(py).repr().map_or_else(|_| "?".into(), |id| id.to_string());
         PyValueError::new_err(format!("request {id}: {what}"))
@@ -162,7 +186,7 @@ impl TextContext {
     #[new]
     #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
-                        no_read = false, no_store = false, max_new_tokens = None))]
+                        no_read = false, no_store = false, max_new_tokens = None, num_draft_tokens = 0))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         request_id: Bound<'_, PyAny>,
@@ -178,6 +202,7 @@ impl TextContext {
         no_read: bool,
         no_store: bool,
         max_new_tokens: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = drafts_from)] num_draft_tokens: u8,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
         // Touch the room now, so that the first output tokens do not wait for the memory.
@@ -223,6 +248,7 @@ impl TextContext {
             max_new_tokens: new_tokens,
             no_read,
             no_store,
+            num_draft_tokens,
             namespace: inputs.namespace,
             state: Mutex::new(Content { tokens, extras: inputs.extras, former: None, cached: 0 }.free()),
         })

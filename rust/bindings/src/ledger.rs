@@ -161,10 +161,9 @@ impl Ledger {
         contexts.iter().flatten().try_for_each(|context| visit.call(context))
     }
 
-    /// Most pages that one request may hold.
-    #[getter]
-    fn max_pages_per_request(&self) -> u32 {
-        self.config.max_pages_per_request()
+    /// Most pages that one request may hold whose decode steps verify so many drafts.
+    fn max_pages_per_request(&self, num_draft_tokens: u8) -> u32 {
+        self.config.max_pages_per_request(num_draft_tokens.into())
     }
 
     fn claim(&self, context: &Bound<'_, TextContext>) -> PyResult<u32> {

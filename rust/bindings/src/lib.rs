@@ -11,6 +11,7 @@ mod batch;
 mod claims;
 mod context;
 mod errors;
+mod fork;
 mod guard;
 mod hashing;
 mod ledger;

@@ -48,6 +48,7 @@ fn claim(ledger: &mut Ledger, tokens: Vec<Token>) -> SlotId {
         chain: Chain::new(Algo::AHash64, &Root::new(None, None, None, 0)),
         no_read: false,
         no_store: false,
+        drafts: 0,
     };
     request.hash_prompt(ledger.config().page_size);
     ledger.claim(request).map_err(|refused| refused.error).expect("the claim is valid")

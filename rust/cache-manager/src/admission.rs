@@ -2,8 +2,10 @@
 
 use crate::blocks::Prefix;
 use crate::config::Reserve;
+use crate::copies::refresh_ancestors;
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
+use crate::page_copies::Leaving;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use block_pool::{PageId, Step};
@@ -22,8 +24,12 @@ struct Plan {
     end: u32,
     /// Whether the last of them is a token that a step out will bring.
     placeholder: bool,
-    /// Pages to take.
+    /// Drafts that it verifies behind them.
+    drafts: u32,
+    /// Pages to take for the end of the row.
     new_pages: u32,
+    /// Whether the page of the first token is copied, to one more page.
+    copies: bool,
 }
 
 /// Buffers that keep their memory from call to call.
@@ -31,6 +37,7 @@ struct Plan {
 pub(crate) struct Scratch {
     plans: Vec<Plan>,
     hits: Vec<(NodeId, PageId)>,
+    leaving: Leaving,
     /// Collisions met while planning.
     collisions: u64,
 }
@@ -107,6 +114,7 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
         scratch.hits.clear();
+        scratch.leaving.clear();
         scratch.collisions = 0;
         self.slab.open_marks();
         let available = i64::from(self.slab.available());
@@ -114,20 +122,24 @@ impl Ledger {
         let mut refused = None;
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
-            let plan = self.plan_one(slot, bound, scratch)?;
+            let mut plan = self.plan_one(slot, bound, scratch)?;
+            plan.copies = self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
             for &(_, page) in &scratch.hits[plan.hits.clone()] {
                 if self.slab.is_evictable(page) && self.slab.mark(page) {
                     own_hits += 1;
                 }
             }
             for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
-                given_back += i64::from(self.slab.refs(page) == 1 && self.slab.pins(page) == 0);
+                // A page that the tree knows, by way of a fork, may be a hit of this batch.
+                let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
+                given_back += i64::from(alone && self.slab.node(page).is_none());
             }
             let left = available + given_back - own_hits - needed;
-            needed += i64::from(plan.new_pages);
-            if left < i64::from(plan.new_pages) && refused.is_none() {
+            let pages = plan.new_pages + u32::from(plan.copies);
+            needed += i64::from(pages);
+            if left < i64::from(pages) && refused.is_none() {
                 let free = u32::try_from(left).unwrap_or(0);
-                refused = Some((slot, self.room(plan.new_pages, free)));
+                refused = Some((slot, self.room(pages, free)));
             }
             scratch.plans.push(plan);
         }
@@ -190,14 +202,16 @@ impl Ledger {
         };
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
         let end = len.min(start.saturating_add(most));
+        let reserved = end + sequence.draft_room(sequence.steps_out.iter());
         let covered = match self.config.reserve {
-            Reserve::Prompt => end.max(sequence.prompt_end),
-            Reserve::Chunk => end,
+            Reserve::Prompt => reserved.max(sequence.prompt_end),
+            Reserve::Chunk => reserved,
         };
-        let limit = self.config.max_pages_per_request();
-        let whole = len.div_ceil(page_size);
+        let limit = self.config.max_pages_per_request(sequence.drafts);
+        let most = len + sequence.draft_room([].iter());
+        let whole = most.div_ceil(page_size);
         if whole > limit {
-            let tokens = u64::from(len);
+            let tokens = u64::from(most);
             return Err(LedgerError::RequestTooLarge {
                 slot,
                 tokens,
@@ -207,7 +221,8 @@ impl Ledger {
         }
         let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
         let new_pages = if sequence.dummy { 0 } else { covered.div_ceil(page_size).saturating_sub(held) };
-        Ok(Plan { slot, hits, replaced, start, end, placeholder, new_pages })
+        let drafts = sequence.drafts_of(start, end, len);
+        Ok(Plan { slot, hits, replaced, start, end, placeholder, drafts, new_pages, copies: false })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
@@ -228,6 +243,10 @@ impl Ledger {
             self.take_hits(plan, &scratch.hits[plan.hits.clone()]);
         }
         for plan in &scratch.plans {
+            if plan.copies {
+                self.take_pages(plan.slot, 1);
+                self.copy_on_write(plan.slot, (plan.start / self.config.page_size) as usize);
+            }
             self.take_pages(plan.slot, plan.new_pages);
             self.plan_step(plan);
         }
@@ -236,7 +255,11 @@ impl Ledger {
     fn take_hits(&mut self, plan: &Plan, hits: &[(NodeId, PageId)]) {
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         for block in plan.replaced.clone().rev() {
-            self.slab.release(sequence.row[block], sequence.last_step);
+            let page = sequence.row[block];
+            self.slab.release(page, sequence.last_step);
+            if self.slab.is_evictable(page) {
+                refresh_ancestors(&mut self.slab, &self.tree, page);
+            }
         }
         if !plan.replaced.is_empty() {
             sequence.row_version += 1;
@@ -287,7 +310,8 @@ impl Ledger {
         sequence.position = plan.end;
         sequence.last_step = step;
         sequence.interrupted = false;
-        sequence.steps_out.push_back(StepOut { step, start: plan.start, end: plan.end });
+        let Plan { start, end, drafts, .. } = *plan;
+        sequence.steps_out.push_back(StepOut { step, start, end, drafts });
         if !sequence.admitted && !sequence.dummy {
             sequence.admitted = true;
             self.counters.admissions += 1;

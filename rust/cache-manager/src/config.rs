@@ -1,5 +1,6 @@
 //! What a ledger is told at the start.
 
+use crate::drafts::slack;
 use block_hash::Algo;
 use block_pool::Priority;
 
@@ -47,8 +48,10 @@ pub struct LedgerConfig {
 }
 
 impl LedgerConfig {
-    /// Most pages that one request may hold.
-    pub fn max_pages_per_request(&self) -> u32 {
-        self.max_seq_len.map_or(self.pages, |tokens| tokens.div_ceil(self.page_size).min(self.pages))
+    /// Most pages that one request may hold whose decode steps verify so many drafts.
+    pub fn max_pages_per_request(&self, drafts: u32) -> u32 {
+        self.max_seq_len.map_or(self.pages, |tokens| {
+            tokens.saturating_add(slack(drafts)).div_ceil(self.page_size).min(self.pages)
+        })
     }
 }

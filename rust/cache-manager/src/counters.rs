@@ -5,6 +5,8 @@
 pub struct Counters {
     /// Requests claimed.
     pub claims: u64,
+    /// Of these, requests that were forked off another.
+    pub forks: u64,
     /// Requests released.
     pub releases: u64,
     /// Requests preempted.
@@ -28,6 +30,8 @@ pub struct Counters {
     pub pages_allocated: u64,
     /// Of these, pages that had never been handed out.
     pub pages_allocated_new: u64,
+    /// Pages copied because a request writes to what others read.
+    pub page_copies: u64,
     /// Cached blocks that were evicted to hand out their page.
     pub evictions: u64,
     /// Blocks published.
@@ -50,9 +54,10 @@ pub struct Counters {
 
 impl Counters {
     /// `(name, value)` of every counter.
-    pub fn named(&self) -> [(&'static str, u64); 21] {
+    pub fn named(&self) -> [(&'static str, u64); 23] {
         [
             ("claims", self.claims),
+            ("forks", self.forks),
             ("releases", self.releases),
             ("preemptions", self.preemptions),
             ("failed_allocs", self.failed_allocs),
@@ -64,6 +69,7 @@ impl Counters {
             ("late_reused_tokens", self.late_reused_tokens),
             ("pages_allocated", self.pages_allocated),
             ("pages_allocated_new", self.pages_allocated_new),
+            ("page_copies", self.page_copies),
             ("evictions", self.evictions),
             ("published_blocks", self.published_blocks),
             ("adopted_blocks", self.adopted_blocks),

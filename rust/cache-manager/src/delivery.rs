@@ -15,8 +15,9 @@ const ORPHAN_STEPS: u32 = 1 << 16;
 impl Ledger {
     /// Delivers the oldest step out of every request in `batch`: its tokens have KV now. `new_tokens`
     /// holds `counts[i]` tokens for request `i` (no counts: one each, or none at all when there are no
-    /// tokens), which are appended, or fill placeholders. Then publishes every block all of whose tokens
-    /// have KV. Results for requests released, preempted or truncated meanwhile are dropped.
+    /// tokens), which are appended, or fill placeholders. All but the last token that a decode step brings
+    /// are drafts that were right: they have KV too. Then publishes every block all of whose tokens have
+    /// KV. Results for requests released, preempted or truncated meanwhile are dropped.
     ///
     /// # Errors
     /// A slot that is unknown or twice in the batch; a request without a step out; counts that do not
@@ -84,20 +85,7 @@ impl Ledger {
                 return Err(LedgerError::NotPlanned { slot });
             };
             let count = counts.map_or(one_each, |counts| counts[index]);
-            if count > 0 && out.end < sequence.known() {
-                return Err(LedgerError::Mismatch(format!(
-                    "slot {}: {count} tokens for a step that computed up to token {} of {} known ones: its count must be 0",
-                    slot,
-                    out.end,
-                    sequence.known()
-                )));
-            }
-            if sequence.unknown > 0 && count > sequence.unknown {
-                return Err(LedgerError::Mismatch(format!(
-                    "slot {}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
-                    slot, sequence.unknown
-                )));
-            }
+            sequence.check_result(slot, out, count)?;
             check_length(sequence, count.saturating_sub(sequence.unknown), self.config.max_seq_len)?;
         }
         Ok(())
@@ -112,8 +100,7 @@ impl Ledger {
             return;
         }
         let Some(out) = sequence.steps_out.pop_front() else { return };
-        // A hit may have moved past the end of this step meanwhile.
-        sequence.processed = sequence.processed.max(out.end);
+        sequence.count_computed(&out, tokens.len() as u32);
         for &token in tokens {
             sequence.append(token);
         }
@@ -173,6 +160,8 @@ impl Ledger {
                     self.slab.publish(own, NodeLink(node.0), sequence.last_step);
                     self.counters.published_blocks += 1;
                 }
+                // Published by a request that shares the page with this one.
+                Some(page) if page == own => {}
                 Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
                     self.slab.acquire(twin);
                     self.slab.release(own, sequence.last_step);

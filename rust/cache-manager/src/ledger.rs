@@ -19,6 +19,8 @@ pub struct Ledger {
     pub(crate) tree: PrefixTree,
     pub(crate) slots: Slots,
     pub(crate) copies: Copies,
+    /// Planned and not taken: source and destination, in order.
+    pub(crate) page_copies: Vec<(PageId, PageId)>,
     pub(crate) counters: Counters,
     /// Newest step.
     pub(crate) step: Step,
@@ -50,6 +52,7 @@ impl Ledger {
             slab,
             slots: Slots::default(),
             copies: Copies::default(),
+            page_copies: Vec::new(),
             counters: Counters::default(),
             step: Step(0),
             step_open: false,

@@ -1,5 +1,6 @@
 //! `truncate`, `preempt`, `release`: ways to give pages back.
 
+use crate::copies::refresh_ancestors;
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::sequence::{Released, Sequence};
@@ -115,13 +116,19 @@ fn give_back(
     epoch: u32,
 ) {
     let current = sequence.epoch == epoch;
+    let published = sequence.nodes.len();
     let mut twins = sequence.anchored.iter().rev().peekable();
     for block in (0..sequence.row.len()).rev() {
         if block < pages && twins.peek().is_none() {
             break;
         }
         if block >= pages {
-            slab.release(sequence.row[block], sequence.last_step);
+            let page = sequence.row[block];
+            slab.release(page, sequence.last_step);
+            // The tree knows a page behind the published ones only if another request shared it.
+            if block >= published && slab.is_evictable(page) {
+                refresh_ancestors(slab, tree, page);
+            }
         }
         if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
             let node = sequence.nodes[block];

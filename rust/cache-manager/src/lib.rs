@@ -11,7 +11,7 @@
 //! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
 //! [`alloc`](Ledger::alloc) (`admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
-//! (`letting_go`); then `copies`, `probe`, `verify`.
+//! (`letting_go`); then [`fork`](Ledger::fork), `page_copies`, `copies`, `probe`, `verify`.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -20,9 +20,12 @@ mod config;
 mod copies;
 mod counters;
 mod delivery;
+mod drafts;
 mod error;
+mod fork;
 mod ledger;
 mod letting_go;
+mod page_copies;
 mod probe;
 mod sequence;
 mod slots;

@@ -22,6 +22,8 @@ pub struct NewSequence {
     pub no_read: bool,
     /// Do not store into the prefix cache.
     pub no_store: bool,
+    /// Draft tokens that a decode step verifies.
+    pub drafts: u32,
 }
 
 impl NewSequence {
@@ -50,6 +52,8 @@ pub(crate) struct StepOut {
     pub(crate) start: u32,
     /// One past the last token computed.
     pub(crate) end: u32,
+    /// Draft tokens that are computed behind it.
+    pub(crate) drafts: u32,
 }
 
 /// Where a request stands, in tokens.
@@ -78,6 +82,7 @@ pub(crate) struct Sequence {
     pub(crate) chain: Chain,
     pub(crate) no_read: bool,
     pub(crate) no_store: bool,
+    pub(crate) drafts: u32,
     /// A padding request: its row is all null pages, and nothing of it is read or stored.
     pub(crate) dummy: bool,
 
@@ -131,6 +136,7 @@ impl Sequence {
             chain: new.chain,
             no_read: new.no_read,
             no_store: new.no_store,
+            drafts: new.drafts,
             dummy: false,
             row: Vec::new(),
             row_version: 0,
@@ -197,6 +203,7 @@ impl Sequence {
             chain: _,
             no_read,
             no_store,
+            drafts,
             dummy,
             row,
             row_version,
@@ -217,7 +224,7 @@ impl Sequence {
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
-        (no_read, no_store, dummy, row, row_version, namespace, epoch).hash(hasher);
+        (no_read, no_store, drafts, dummy, row, row_version, namespace, epoch).hash(hasher);
         (nodes, anchored, blocked, processed, position, prompt_end, cached).hash(hasher);
         (admitted, steps_out, dropped, interrupted, last_step).hash(hasher);
     }

@@ -38,6 +38,7 @@ pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequenc
         namespace,
         no_read: false,
         no_store: false,
+        drafts: 0,
     };
     request.hash_prompt(page_size);
     request
@@ -45,6 +46,11 @@ pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequenc
 
 pub(crate) fn prompt(tokens: &[Token]) -> NewSequence {
     salted(tokens, "", PAGE)
+}
+
+/// A prompt whose decode steps verify so many drafts.
+pub(crate) fn drafting(tokens: &[Token], drafts: u32) -> NewSequence {
+    NewSequence { drafts, ..prompt(tokens) }
 }
 
 /// A prompt some of whose tokens stand for others.

@@ -1,10 +1,12 @@
-//! The ledger through its public calls: sharing, room, refusals, and copies beside a late device.
+//! The ledger through its public calls: sharing, room, refusals, forks, drafts, and copies beside a late device.
 
 mod common;
 mod copies;
 mod device;
+mod drafts;
 mod driver;
 mod fences;
+mod forks;
 mod identity;
 mod refusals;
 mod room;
