@@ -46,6 +46,7 @@ class TextContext:
         no_store: bool = False,
         dkv_cache_hint: object = None,
         max_new_tokens: int | None = None,
+        num_draft_tokens: int = 0,
     ) -> TextContext: ...
     @property
     def request_id(self) -> str | int:
@@ -65,6 +66,9 @@ class TextContext:
     @property
     def dkv_cache_hint(self) -> object:
         """What the request tells connectors, or None."""
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens that each decode step verifies."""
     @property
     def cache_salt(self) -> str | None:
         """The salt; None when there is none."""
@@ -114,6 +118,9 @@ class BatchShape:
     @property
     def pages(self) -> int:
         """Page-table entries of all requests."""
+    @property
+    def page_copies(self) -> int:
+        """Page copies that wait to be carried out."""
 
 @final
 class Ledger:
@@ -133,13 +140,14 @@ class Ledger:
         priority: int,
         max_seq_len: int | None,
         max_num_input_tokens: int | None,
-        offload: bool,
+        guard_secret: bytes | None,
         event_buffer_max_size: int,
     ) -> Ledger: ...
-    @property
-    def max_pages_per_request(self) -> int:
-        """Most pages that one request may hold."""
+    def max_pages_per_request(self, num_draft_tokens: int) -> int:
+        """Most pages that one request may hold whose decode steps verify so many drafts."""
     def claim(self, context: TextContext) -> int: ...
+    def fork(self, request: Request, request_id: str | int) -> TextContext: ...
+    def take_page_copies(self) -> NDArray[np.int32]: ...
     def alloc(self, batch: Batch, num_tokens: int | ArrayLike | None) -> int: ...
     def alloc_dummy(self, request: Request) -> None: ...
     def truncate(self, request: Request, length: int) -> None: ...

@@ -141,4 +141,5 @@ _OPTIONS = (
     "no_store",
     "dkv_cache_hint",
     "max_new_tokens",
+    "num_draft_tokens",
 )

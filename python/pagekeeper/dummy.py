@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pagekeeper._native import TextContext
+from pagekeeper.context import RequestID
 from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
 from pagekeeper.events import Event, EventSnapshot
 from pagekeeper.manager import Batch, PagedKVCacheManager, Request, is_one
 from pagekeeper.params import MHAKVCacheParams
 from pagekeeper.tables import (
+    NO_COPIES,
     FlashInferTables,
     Form,
     KVCacheInputs,
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
-    from pagekeeper._native import TextContext
     from pagekeeper.connectors import KVConnector
     from pagekeeper.context import EngineRequest
     from pagekeeper.params import KVCacheParams
@@ -82,6 +84,11 @@ class DummyKVCache(PagedKVCacheManager):
     def claim(self, ctx: TextContext | EngineRequest, replica_idx: int = 0) -> int:
         return 0
 
+    def fork(self, ctx: Request, request_id: str | int | None = None) -> TextContext:
+        """A request with the tokens of a context; one token for a slot."""
+        tokens = ctx.tokens if isinstance(ctx, TextContext) else [0]
+        return TextContext(RequestID() if request_id is None else request_id, tokens)
+
     def alloc(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> Any:
         return CompletedTransfer() if is_one(batch) else [CompletedTransfer()] * _requests(batch)
 
@@ -100,6 +107,9 @@ class DummyKVCache(PagedKVCacheManager):
         counts: int | ArrayLike | None = None,
     ) -> None:
         pass
+
+    def take_page_copies(self) -> NDArray[np.int32]:
+        return NO_COPIES
 
     def truncate(self, ctx: Request, length: int) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
@@ -19,6 +20,7 @@ from pagekeeper.params import KVCacheParams, whole_number
 from pagekeeper.pools import DevicePool, Layout, usable_pages
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
+    NO_COPIES,
     FlashInferTables,
     Form,
     KVCacheInputs,
@@ -136,17 +138,12 @@ class PagedKVCacheManager:
             priority=params.default_retention_priority,
             max_seq_len=self.max_seq_len,
             max_num_input_tokens=self.max_num_input_tokens,
-            offload=connector is not None,
+            guard_secret=None if connector is None else secrets.token_bytes(32),
             event_buffer_max_size=params.event_buffer_max_size,
         )
         self._connector = connector
         self._tiers = None if connector is None else OuterTiers(self._core, connector)
-        self._tables = TableWriter(
-            self._core,
-            self.max_batch_size,
-            max_tokens=self._most_computed_tokens(),
-            new_staging=partial(staging_for, params.devices[0]),
-        )
+        self._tables = self._new_tables(num_draft_tokens=0)
         self._pool: DevicePool | None = None
         if allocate_pools or buffers is not None:
             self._pool = DevicePool(params, pages, buffers)
@@ -180,7 +177,31 @@ class PagedKVCacheManager:
                 over a length limit.
         """
         self._check_replica(replica_idx)
-        return self._core.claim(ctx if isinstance(ctx, TextContext) else read_request(ctx))
+        context = ctx if isinstance(ctx, TextContext) else read_request(ctx)
+        slot = self._core.claim(context)
+        if context.num_draft_tokens > self._tables.num_draft_tokens:
+            self._tables = self._new_tables(context.num_draft_tokens)
+        return slot
+
+    def fork(self, ctx: Request, request_id: str | int | None = None) -> TextContext:
+        """Claims a request that goes on from where another one stands, for parallel sampling.
+
+        The child has the tokens known so far and all else that its parent was made with. It shares every page
+        that has computed tokens, the partial last one too: whoever writes to that one first gets a copy of
+        it in `alloc`, and the last one keeps it. Forwards of the parent that are out stay its own; the child
+        computes their tokens itself. From then on neither is touched by what happens to the other.
+
+        Args:
+            ctx: a claimed request.
+            request_id: names the child. None: a new `RequestID`.
+
+        Returns:
+            The child's context, claimed.
+
+        Raises:
+            ValueError: the request is not claimed, or is a padding request; the id is claimed already.
+        """
+        return self._core.fork(ctx, RequestID() if request_id is None else request_id)
 
     @overload
     def alloc(self, batch: Request, num_tokens: int | None = None) -> KVConnectorTransfer: ...
@@ -197,7 +218,9 @@ class PagedKVCacheManager:
 
         Reuse is tried until a prompt is computed: the position moves to the end of the longest stored prefix,
         at most to the token before the last. A forward then computes `ctx.active_length` tokens.
-        It may be called for the next step before the results of the last one are known.
+        It may be called for the next step before the results of the last one are known. Once its prompt is
+        done, a request with `num_draft_tokens` computes so many drafts behind its active tokens: tables and
+        pages cover them, `num_tokens` does not.
 
         With a connector, blocks that follow those on the device may come from its tiers. Unless the load is
         complete at once, no forward is planned for such a request: it waits, with the pages of its whole
@@ -284,6 +307,9 @@ class PagedKVCacheManager:
 
         Raises:
             ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned.
+
+        Pages that `fork` made two requests share are copied now, in the manager's pool; without a pool the
+        engine copies them, as `KVCacheInputs.page_copies` says.
         """
         if not isinstance(batches, list | tuple):
             raise TypeError(f"batches: got {type(batches).__name__}; give a list, one batch a replica")
@@ -291,7 +317,23 @@ class PagedKVCacheManager:
             raise ValueError(f"batches: {len(batches)} given, must be 1, one batch a data-parallel replica")
         if self._connector is not None:
             self._connector.wait_for_loads()
-        return KVCacheInputs(form, (self._tables.write(batches[0], form),))
+        tables, copies = self._tables.write(batches[0], form)
+        if len(copies) and self._pool is not None:
+            self._pool.copy_pages(copies)
+            copies = NO_COPIES
+        return KVCacheInputs(form, (tables,), copies)
+
+    def take_page_copies(self) -> NDArray[np.int32]:
+        """Pages to copy before the next forward, for engines that build their own tables.
+
+        `runtime_inputs` does this itself. Their pages stay in use until the copies are taken, so that an
+        engine takes them for every step, after `alloc` and before its forward.
+
+        Returns:
+            int32 [copies, 2], source and destination, to be carried out in this order. Empty but after a
+            `fork`. Each copy is given once.
+        """
+        return self._core.take_page_copies()
 
     def step(
         self,
@@ -309,10 +351,13 @@ class PagedKVCacheManager:
             batch: the requests.
             new_tokens: generated tokens, flat, in the order of the batch. None: `ctx.update` gave them.
             counts: how many tokens each request gets: 0 for an unfinished prompt, more than 1 for accepted
-                drafts. None: one each.
+                drafts. None: one each. Of what a decode step of a request with `num_draft_tokens` brings,
+                all but the last token are drafts that it accepted, which have KV; the rest of its drafts
+                were rejected, and are written over.
 
         Raises:
-            ValueError: unknown requests, requests without a step out, counts that do not match.
+            ValueError: unknown requests, requests without a step out, counts that do not match, more tokens
+                than a step's drafts and one, or more than a length limit allows.
         """
         if self._connector is not None:
             self._connector.wait_for_offloads()
@@ -800,7 +845,17 @@ class PagedKVCacheManager:
             raise ValueError("there is no pool: allocate_pools=False was given, or the manager is shut down")
         return self._pool
 
-    def _most_computed_tokens(self) -> int:
+    def _new_tables(self, num_draft_tokens: int) -> TableWriter:
+        """Tables that have room for requests with so many drafts."""
+        return TableWriter(
+            self._core,
+            self.max_batch_size,
+            max_tokens=self._most_computed_tokens(num_draft_tokens),
+            new_staging=partial(staging_for, self.params.devices[0]),
+            num_draft_tokens=num_draft_tokens,
+        )
+
+    def _most_computed_tokens(self, num_draft_tokens: int) -> int:
         """Most tokens that one forward may compute.
 
         Each has a cell of a page to itself, but for those of padding requests, which have up to a page each.
@@ -808,7 +863,7 @@ class PagedKVCacheManager:
         most = (self.total_num_pages + self.max_batch_size) * self.params.page_size
         if self.max_num_input_tokens is None:
             return most
-        return min(most, self.max_batch_size * self.max_num_input_tokens)
+        return min(most, self.max_batch_size * (self.max_num_input_tokens + num_draft_tokens))
 
     def _check_replica(self, replica_idx: int) -> None:
         if replica_idx != 0:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from pagekeeper.params import KVCacheParams, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+    from numpy.typing import NDArray
 
 __all__ = ["DevicePool", "Layout", "usable_pages"]
 
@@ -83,6 +86,22 @@ class DevicePool:
         if layout == "HND":
             return view.transpose(2, 3)
         raise ValueError(f"layout={layout!r}: must be 'NHD' or 'HND'")
+
+    def copy_pages(self, copies: NDArray[np.int32]) -> None:
+        """Copies whole pages one after the other, queued on the current stream of the pool's device.
+
+        Args:
+            copies: int32 [copies, 2], source and destination.
+        """
+        import torch
+
+        pages, pairs = self._tensor, torch.from_numpy(copies).to(self._tensor.device, torch.int64)
+        sources, destinations = pairs.unbind(1)
+        if len(np.unique(copies[:, 1])) == len(copies) and not np.isin(*copies.T).any():
+            pages.index_copy_(0, destinations, pages.index_select(0, sources))
+            return
+        for source, destination in copies.tolist():  # one reads what another writes
+            pages[destination].copy_(pages[source])
 
     def pages(self) -> torch.Tensor:
         """Every page as bytes, for transfers: uint8 [pages + 1, bytes_per_page], a view."""

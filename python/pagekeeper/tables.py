@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pagekeeper._native import Ledger
+    from pagekeeper._native import BatchShape, Ledger
     from pagekeeper.manager import Batch
     from pagekeeper.params import KVCacheParams
 
@@ -37,6 +37,7 @@ __all__ = [
     "write_block_offsets",
 ]
 
+NO_COPIES: NDArray[np.int32] = np.empty((0, 2), np.int32)
 Form = Literal["max", "vllm", "flashinfer"]
 _FORMS = get_args(Form)
 
@@ -121,13 +122,19 @@ class KVCacheInputs(Generic[_Tables]):
     Attributes:
         form: "max", "vllm" or "flashinfer".
         replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica.
+        page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
+            destination. Empty but after a `fork`, and always when the manager has pools: it copies there
+            itself.
     """
 
-    __slots__ = ("form", "replicas")
+    __slots__ = ("form", "page_copies", "replicas")
 
-    def __init__(self, form: Form, replicas: tuple[_Tables, ...]) -> None:
+    def __init__(
+        self, form: Form, replicas: tuple[_Tables, ...], page_copies: NDArray[np.int32] = NO_COPIES
+    ) -> None:
         self.form = form
         self.replicas = replicas
+        self.page_copies = page_copies
 
     def __len__(self) -> int:
         return len(self.replicas)
@@ -150,6 +157,7 @@ class TableWriter:
         max_batch_size: most requests of one call, and rows of a table.
         max_tokens: most tokens that one forward may compute over all requests.
         new_staging: makes the memory of a buffer.
+        num_draft_tokens: most draft tokens of one request.
     """
 
     def __init__(
@@ -158,15 +166,20 @@ class TableWriter:
         max_batch_size: int,
         max_tokens: int,
         new_staging: Callable[[], HostStaging] = HostStaging,
+        num_draft_tokens: int = 0,
     ) -> None:
+        self.num_draft_tokens = num_draft_tokens
         self._ledger = ledger
-        self._size = _Size(max_batch_size, ledger.max_pages_per_request, max_tokens)
+        self._size = _Size(max_batch_size, ledger.max_pages_per_request(num_draft_tokens), max_tokens)
         self._new_staging = new_staging
         self._buffers: dict[Form, tuple[_Buffer, _Buffer]] = {}
         self._turn: dict[Form, int] = {}
 
-    def write(self, batch: Batch, form: Form) -> Tables:
-        """The tables of `batch`; see `PagedKVCacheManager.runtime_inputs`."""
+    def write(self, batch: Batch, form: Form) -> tuple[Tables, NDArray[np.int32]]:
+        """The tables of `batch`, and the page copies to carry out before its forward.
+
+        See `PagedKVCacheManager.runtime_inputs` and `KVCacheInputs.page_copies`.
+        """
         check_form(form)
         buffers = self._buffers.get(form)
         if buffers is None:
@@ -174,10 +187,10 @@ class TableWriter:
         turn = self._turn.get(form, 0)
         buffer = buffers[turn]
         buffer.staging.wait()
-        tables = buffer.write(self._ledger, batch)
+        tables, shape = buffer.write(self._ledger, batch)
         buffer.staging.published()
         self._turn[form] = 1 - turn  # only now: a call that failed has not used its buffer
-        return tables
+        return tables, self._ledger.take_page_copies() if shape.page_copies else NO_COPIES
 
     def _make(self, form: Form) -> _Buffer:
         try:
@@ -208,7 +221,7 @@ class _Buffer(ABC):
         self.staging = staging
 
     @abstractmethod
-    def write(self, ledger: Ledger, batch: Batch) -> Tables: ...
+    def write(self, ledger: Ledger, batch: Batch) -> tuple[Tables, BatchShape]: ...
 
 
 class _MaxBuffer(_Buffer):
@@ -218,11 +231,11 @@ class _MaxBuffer(_Buffer):
         self._table = staging.array(size.table, np.uint32)
         self._lengths = staging.array(size.rows, np.uint32)
 
-    def write(self, ledger: Ledger, batch: Batch) -> MaxTables:
+    def write(self, ledger: Ledger, batch: Batch) -> tuple[MaxTables, BatchShape]:
         shape = ledger.write_max(batch, self._memory, self._table, self._lengths)
         n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
-        return MaxTables(table, lengths, shape.max_active, shape.max_total)
+        return MaxTables(table, lengths, shape.max_active, shape.max_total), shape
 
 
 class _VllmBuffer(_Buffer):
@@ -235,12 +248,12 @@ class _VllmBuffer(_Buffer):
         self._slots = staging.array(size.tokens, np.int64)
         self._starts = staging.array(size.rows + 1, np.int32)
 
-    def write(self, ledger: Ledger, batch: Batch) -> VllmTables:
+    def write(self, ledger: Ledger, batch: Batch) -> tuple[VllmTables, BatchShape]:
         shape = ledger.write_vllm(batch, self._memory, self._cells, self._lengths, self._slots, self._starts)
         n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
         slots, starts = publish(self._slots, shape.active), publish(self._starts, n + 1)
-        return VllmTables(table, lengths, slots, starts, shape.max_active, shape.max_total)
+        return VllmTables(table, lengths, slots, starts, shape.max_active, shape.max_total), shape
 
 
 class _FlashInferBuffer(_Buffer):
@@ -251,12 +264,13 @@ class _FlashInferBuffer(_Buffer):
         self._last = staging.array(size.rows, np.int32)
         self._queries = staging.array(size.rows + 1, np.int32)
 
-    def write(self, ledger: Ledger, batch: Batch) -> FlashInferTables:
+    def write(self, ledger: Ledger, batch: Batch) -> tuple[FlashInferTables, BatchShape]:
         shape = ledger.write_flashinfer(batch, self._starts, self._indices, self._last, self._queries)
         n, publish = shape.requests, self.staging.publish
         starts, queries = publish(self._starts, n + 1), publish(self._queries, n + 1)
         indices, last = publish(self._indices, shape.pages), publish(self._last, n)
-        return FlashInferTables(starts, indices, last, queries, shape.max_active, shape.max_total)
+        tables = FlashInferTables(starts, indices, last, queries, shape.max_active, shape.max_total)
+        return tables, shape
 
 
 _BUFFERS: dict[Form, type[_Buffer]] = {

@@ -4,7 +4,7 @@ use crate::context::{Content, LOST, State, TextContext};
 use crate::errors;
 use crate::hashing::{hashing_time, without_gil};
 use crate::ledger::Ledger;
-use block_hash::{Chain, ExtraKeys, Token};
+use block_hash::{Chain, ExtraKeys, Guards, Token};
 use cache_manager::{NewSequence, Released, SlotId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -31,12 +31,17 @@ impl Ledger {
                 return Err(panic);
             }
         };
-        *own.state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
+        self.bind(context, slot);
+        Ok(slot.0)
+    }
+
+    /// The context stands for the request that was just claimed under `slot`.
+    pub(crate) fn bind(&self, context: &Bound<'_, TextContext>, slot: SlotId) {
+        *context.get().state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
         let mut contexts = self.contexts.lock();
         let len = contexts.len().max(slot.index() + 1);
         contexts.resize_with(len, || None);
         contexts[slot.index()] = Some(context.clone().unbind());
-        Ok(slot.0)
     }
 
     /// Takes what an unclaimed context holds, and reserves its id.
@@ -76,14 +81,18 @@ impl Ledger {
         extras: ExtraKeys,
     ) -> NewSequence {
         let root = context.namespace.root(self.config.seed.as_ref());
+        let guards = self.guard_secret.map(|secret| Guards::new(self.config.algo, &root, &secret));
         let mut sequence = NewSequence {
             tokens,
             max_length: context.max_length,
             namespace: context.namespace.clone(),
             extras,
             chain: Chain::new(self.config.algo, &root),
+            guards,
+            retention: context.retention.clone(),
             no_read: context.no_read,
             no_store: context.no_store,
+            drafts: context.num_draft_tokens.into(),
         };
         if self.config.prefix_caching {
             let time = hashing_time(self.config.algo, sequence.tokens.len());

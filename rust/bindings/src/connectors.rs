@@ -4,8 +4,7 @@ use crate::batch::slots_of;
 use crate::context::TextContext;
 use crate::ledger::Ledger;
 use crate::tokens::{counts_from, seconds_from};
-use block_hash::Identity;
-use cache_manager::{CopyEnd, SlotId};
+use cache_manager::{BlockKey, CopyEnd, SlotId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -19,8 +18,8 @@ type Wanted<'py> = (Keys<'py>, usize, Option<Py<PyAny>>);
 /// `(slot, first block, copy, pages)` of a load that began.
 type Load = (u32, usize, u64, Vec<u32>);
 
-pub(crate) fn keys<'py>(py: Python<'py>, identities: &[Identity]) -> Keys<'py> {
-    identities.iter().map(|identity| (PyBytes::new(py, identity), PyBytes::new(py, &[0; 16]))).collect()
+pub(crate) fn keys<'py>(py: Python<'py>, keys: &[BlockKey]) -> Keys<'py> {
+    keys.iter().map(|key| (PyBytes::new(py, &key.identity), PyBytes::new(py, &key.guard))).collect()
 }
 
 /// How a copy ended, as Python names it.
@@ -74,7 +73,7 @@ impl Ledger {
             .run(py, |ledger| slots.iter().map(|&slot| ledger.wanted(slot)).collect::<Result<Vec<_>, _>>())?;
         let one = |(slot, wanted): (&SlotId, cache_manager::Wanted)| {
             let hint = self.context_of(py, *slot).and_then(|context| context.get().hint(py));
-            (keys(py, &wanted.identities), wanted.on_device, hint)
+            (keys(py, &wanted.keys), wanted.on_device, hint)
         };
         Ok(slots.iter().zip(wanted).map(|(slot, wanted)| wanted.map(|wanted| one((slot, wanted)))).collect())
     }
@@ -123,7 +122,7 @@ impl Ledger {
         let jobs = self.shared.with(py, cache_manager::Ledger::take_offloads)?;
         let offload = |job: cache_manager::OffloadJob| {
             let pages = job.copy.pages.iter().map(|page| page.0).collect();
-            (job.copy.id.0, pages, keys(py, &job.identities))
+            (job.copy.id.0, pages, keys(py, &job.keys))
         };
         Ok(jobs.into_iter().map(offload).collect())
     }

@@ -2,10 +2,11 @@
 
 use crate::errors;
 use crate::hashing::{BlockKeywords, generation_from};
+use crate::retention::retention_from;
 use crate::shared::Shared;
 use crate::tokens::{int_from, number_from, shown, token_from, tokens_with_room, value_of};
 use block_hash::{ExtraKeys, Token};
-use cache_manager::{LedgerError, Position, SlotId};
+use cache_manager::{BlockRetention, LedgerError, Position, SlotId};
 use numpy::PyArray1;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -39,10 +40,12 @@ pub(crate) const LOST: &str = "lost its tokens in an internal error while it was
 ///     extra_ids: one unsigned 64-bit number a token, 0 for none.
 ///     token_overrides: (token index, value): content values that stand for placeholder tokens in block
 ///         hashes, -2**63 to 2**64 - 1, at most one a token.
+///     retention: a `RetentionConfig`: how long blocks of this request are kept. None: like all others.
 ///     no_read: do not reuse cached blocks.
 ///     no_store: do not share blocks of this request.
 ///     dkv_cache_hint: for connectors, which get it as `hint`: who may have the prompt's blocks.
 ///     max_new_tokens: for the caller; not enforced.
+///     num_draft_tokens: draft tokens that each decode step verifies besides the token it computes, 0 to 255.
 ///
 /// Raises:
 ///     ValueError: what is out of range, and where.
@@ -65,9 +68,16 @@ pub(crate) struct TextContext {
     /// Whether the request's blocks are kept private.
     #[pyo3(get)]
     pub(crate) no_store: bool,
+    /// How long its blocks are kept, as given, or None.
+    #[pyo3(get, name = "retention")]
+    retention_config: Option<Py<PyAny>>,
+    pub(crate) retention: Option<Arc<BlockRetention>>,
     /// What the request tells connectors, or None.
     #[pyo3(get)]
     dkv_cache_hint: Option<Py<PyAny>>,
+    /// Draft tokens that each decode step verifies.
+    #[pyo3(get)]
+    pub(crate) num_draft_tokens: u8,
     pub(crate) namespace: NamespaceKey,
     pub(crate) state: Mutex<State>,
 }
@@ -121,6 +131,11 @@ impl Content {
     }
 }
 
+/// The argument `num_draft_tokens`.
+fn drafts_from(given: &Bound<'_, PyAny>) -> PyResult<u8> {
+    number_from(given, "num_draft_tokens", "0 to 255")
+}
+
 impl TextContext {
     /// Runs `claimed` on the ledger, or `free` on what the context holds itself.
     fn visit<R>(
@@ -151,6 +166,24 @@ impl TextContext {
         }
     }
 
+    /// A context of another name for a fork of this one, which is being claimed.
+    pub(crate) fn sibling(&self, py: Python<'_>, request_id: Py<PyAny>, key: RequestKey) -> TextContext {
+        TextContext {
+            request_id,
+            key,
+            max_length: self.max_length,
+            max_new_tokens: self.max_new_tokens,
+            no_read: self.no_read,
+            no_store: self.no_store,
+            num_draft_tokens: self.num_draft_tokens,
+            retention: self.retention.clone(),
+            retention_config: self.retention_config.as_ref().map(|config| config.clone_ref(py)),
+            dkv_cache_hint: self.hint(py),
+            namespace: self.namespace.clone(),
+            state: Mutex::new(State::Claiming),
+        }
+    }
+
     fn problem(&self, py: Python<'_>, what: &str) -> PyErr {
         let id = self.request_id.bind(py).repr().map_or_else(|_| "?".into(), |id| id.to_string());
         PyValueError::new_err(format!("request {id}: {what}"))
@@ -170,7 +203,7 @@ impl TextContext {
     #[new]
     #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
-                        no_read = false, no_store = false, dkv_cache_hint = None, max_new_tokens = None))]
+                        retention = None, no_read = false, no_store = false, dkv_cache_hint = None, max_new_tokens = None, num_draft_tokens = 0))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         request_id: Bound<'_, PyAny>,
@@ -183,10 +216,12 @@ impl TextContext {
         prompt_embeds: Option<&Bound<'_, PyAny>>,
         extra_ids: Option<&Bound<'_, PyAny>>,
         token_overrides: Option<&Bound<'_, PyAny>>,
+        retention: Option<&Bound<'_, PyAny>>,
         no_read: bool,
         no_store: bool,
         dkv_cache_hint: Option<Py<PyAny>>,
         max_new_tokens: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = drafts_from)] num_draft_tokens: u8,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
         // Touch the room now, so that the first output tokens do not wait for the memory.
@@ -232,7 +267,10 @@ impl TextContext {
             max_new_tokens: new_tokens,
             no_read,
             no_store,
+            retention: retention.map(|config| retention_from(config, tokens.len())).transpose()?,
+            retention_config: retention.map(|config| config.clone().unbind()),
             dkv_cache_hint,
+            num_draft_tokens,
             namespace: inputs.namespace,
             state: Mutex::new(Content { tokens, extras: inputs.extras, former: None, cached: 0 }.free()),
         })
@@ -341,6 +379,7 @@ impl TextContext {
     /// An id of a class of the caller's may refer back to the context.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.request_id)?;
+        visit.call(&self.retention_config)?;
         visit.call(&self.dkv_cache_hint)
     }
 

@@ -7,7 +7,7 @@ use crate::hashing::seed_from;
 use crate::shared::Shared;
 use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
-use block_pool::{EvictionPolicy, Priority};
+use block_pool::{PolicyError, Priority};
 use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Reserve};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
@@ -23,6 +23,8 @@ pub(crate) struct Ledger {
     pub(crate) shared: Arc<Shared>,
     pub(crate) config: LedgerConfig,
     pub(crate) max_batch_size: usize,
+    /// Keys the second identities of blocks; there are tiers beyond the device.
+    pub(crate) guard_secret: Option<[u8; 32]>,
     /// Claimed contexts by the dense index of their slot.
     pub(crate) contexts: Mutex<Vec<Option<Py<TextContext>>>>,
     /// Ids of the claimed requests.
@@ -85,8 +87,8 @@ impl Drop for Ledger {
 #[pymethods]
 impl Ledger {
     #[new]
-    #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, priority,
-                        max_seq_len, max_num_input_tokens, offload, event_buffer_max_size))]
+    #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
+                        max_seq_len, max_num_input_tokens, guard_secret, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
@@ -97,10 +99,11 @@ impl Ledger {
         seed: Option<&Bound<'_, PyAny>>,
         on_duplicate: &str,
         reserve: &str,
+        policy: &str,
         priority: i64,
         max_seq_len: Option<u32>,
         max_num_input_tokens: Option<u32>,
-        offload: bool,
+        guard_secret: Option<&Bound<'_, PyAny>>,
         event_buffer_max_size: u32,
     ) -> PyResult<Ledger> {
         if page_size == 0 || pages == 0 || max_batch_size == 0 {
@@ -136,15 +139,22 @@ impl Ledger {
                     )));
                 }
             },
-            offload,
-            policy: EvictionPolicy::default(),
+            policy: policy.parse().map_err(|error: PolicyError| PyValueError::new_err(error.to_string()))?,
             priority: Priority::new(priority).map_err(|error| PyValueError::new_err(error.to_string()))?,
             max_seq_len,
             max_num_input_tokens,
             event_buffer_max_size,
         };
         let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));
-        Ok(Ledger { shared, config, max_batch_size, contexts: Mutex::default(), ids: Mutex::default() })
+        let guard_secret = guard_secret.map(seed_from).transpose()?;
+        Ok(Ledger {
+            shared,
+            config,
+            max_batch_size,
+            guard_secret,
+            contexts: Mutex::default(),
+            ids: Mutex::default(),
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -153,10 +163,9 @@ impl Ledger {
         contexts.iter().flatten().try_for_each(|context| visit.call(context))
     }
 
-    /// Most pages that one request may hold.
-    #[getter]
-    fn max_pages_per_request(&self) -> u32 {
-        self.config.max_pages_per_request()
+    /// Most pages that one request may hold whose decode steps verify so many drafts.
+    fn max_pages_per_request(&self, num_draft_tokens: u8) -> u32 {
+        self.config.max_pages_per_request(num_draft_tokens.into())
     }
 
     fn claim(&self, context: &Bound<'_, TextContext>) -> PyResult<u32> {

@@ -5,8 +5,8 @@ use crate::errors;
 use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, without_gil};
 use crate::ledger::Ledger;
 use crate::tokens::tokens_from;
-use block_hash::Chain;
-use cache_manager::{MissReason, PrefixQuery};
+use block_hash::{Chain, Guards};
+use cache_manager::{BlockKey, MissReason, PrefixQuery};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -24,7 +24,12 @@ fn name_of(reason: MissReason) -> &'static str {
 }
 
 impl Ledger {
-    fn query(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, inputs: BlockInputs) -> PyResult<PrefixQuery> {
+    pub(crate) fn query(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        inputs: BlockInputs,
+    ) -> PyResult<PrefixQuery> {
         let tokens = tokens_from(tokens, "tokens")?;
         let mut chain = Chain::new(self.config.algo, &inputs.namespace.root(self.config.seed.as_ref()));
         let page_size = self.config.page_size as usize;
@@ -33,6 +38,15 @@ impl Ledger {
             without_gil(py, time, || chain.extend(&tokens, page_size, &inputs.extras));
         }
         Ok(PrefixQuery { tokens, namespace: inputs.namespace, extras: inputs.extras, chain })
+    }
+
+    /// The full blocks of the prompt from number `first` on as other tiers know them, if there are any.
+    fn keys_from(&self, query: &PrefixQuery, first: usize) -> Vec<BlockKey> {
+        let Some(secret) = &self.guard_secret else { return Vec::new() };
+        let root = query.namespace.root(self.config.seed.as_ref());
+        let mut guards = Guards::new(self.config.algo, &root, secret);
+        guards.extend(&query.tokens, self.config.page_size as usize, &query.extras);
+        (first..query.chain.len()).map(|block| BlockKey::of(&query.chain, &guards, block)).collect()
     }
 }
 
@@ -62,8 +76,7 @@ impl Ledger {
         let reuse = self.shared.with(py, |ledger| {
             if other_namespaces { ledger.probe_namespaces(&query) } else { ledger.probe(&query) }
         })?;
-        let rest = if self.config.offload { reuse.present as usize..query.chain.len() } else { 0..0 };
-        let rest: Vec<_> = rest.map(|block| query.chain.identity(block)).collect();
+        let rest = self.keys_from(&query, reuse.present as usize);
         Ok((
             reuse.allocated,
             reuse.all,

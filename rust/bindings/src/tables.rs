@@ -35,6 +35,8 @@ pub(crate) struct BatchShape {
     pub(crate) max_total: u32,
     /// Page-table entries of all requests.
     pub(crate) pages: u32,
+    /// Page copies that wait to be carried out.
+    pub(crate) page_copies: usize,
 }
 
 impl Ledger {
@@ -64,6 +66,7 @@ impl Ledger {
                 max_active: shape.max_active,
                 max_total: shape.max_total,
                 pages: shape.total_pages,
+                page_copies: ledger.planned_page_copies(),
             })
         })
     }

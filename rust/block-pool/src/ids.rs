@@ -44,6 +44,8 @@ pub struct PriorityError(pub i64);
 impl Priority {
     /// Levels there are.
     pub const LEVELS: usize = 101;
+    /// Evicted first.
+    pub const LOWEST: Priority = Priority(0);
     /// What a page gets when nobody says otherwise.
     pub const DEFAULT: Priority = Priority(35);
 

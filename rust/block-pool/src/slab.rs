@@ -224,6 +224,13 @@ impl Slab {
         }
     }
 
+    /// [`Slab::acquire`] of a page that a request found: it counts as reused.
+    #[inline]
+    pub fn reuse(&mut self, page: PageId) {
+        self.acquire(page);
+        self.pages[page.index()].flags.set(Flags::REUSED, true);
+    }
+
     /// One reference less. The last one leaves the page evictable, or in flight while a transfer touches
     /// it. `last_use` is the last step whose forward the former holder took part in.
     #[inline]

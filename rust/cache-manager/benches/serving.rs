@@ -26,7 +26,6 @@ fn ledger(page_size: u32, pages: u32) -> Ledger {
         seed: None,
         on_duplicate: OnDuplicate::Adopt,
         reserve: Reserve::Chunk,
-        offload: false,
         policy: EvictionPolicy::PriorityLru,
         priority: Priority::DEFAULT,
         max_seq_len: None,
@@ -49,8 +48,11 @@ fn claim(ledger: &mut Ledger, tokens: Vec<Token>) -> SlotId {
         namespace: NamespaceKey::default(),
         extras: ExtraKeys::default(),
         chain: Chain::new(Algo::AHash64, &Root::new(None, None, None, 0)),
+        guards: None,
+        retention: None,
         no_read: false,
         no_store: false,
+        drafts: 0,
     };
     request.hash_prompt(ledger.config().page_size);
     ledger.claim(request).map_err(|refused| refused.error).expect("the claim is valid")

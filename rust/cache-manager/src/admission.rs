@@ -2,10 +2,12 @@
 
 use crate::blocks::Prefix;
 use crate::config::Reserve;
+use crate::copies::refresh_ancestors;
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
 use crate::loads::LoadJob;
 use crate::misses::{Miss, MissReason};
+use crate::page_copies::Leaving;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use block_pool::{PageId, Step};
@@ -27,11 +29,15 @@ struct Plan {
     end: u32,
     /// Whether the last of them is a token that a step out will bring.
     placeholder: bool,
-    /// Pages to take.
+    /// Drafts that it verifies behind them.
+    drafts: u32,
+    /// Pages to take for the end of the row.
     new_pages: u32,
     /// Blocks to load before a forward can be planned, and the first of them.
     load: u32,
     first_load: u32,
+    /// Whether the page of the first token is copied, to one more page.
+    copies: bool,
 }
 
 /// Buffers that keep their memory from call to call.
@@ -39,6 +45,7 @@ struct Plan {
 pub(crate) struct Scratch {
     plans: Vec<Plan>,
     hits: Vec<(NodeId, PageId)>,
+    leaving: Leaving,
     /// Collisions met while planning.
     collisions: u64,
 }
@@ -137,6 +144,7 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
         scratch.hits.clear();
+        scratch.leaving.clear();
         scratch.collisions = 0;
         self.slab.open_marks();
         let available = i64::from(self.slab.available());
@@ -145,20 +153,25 @@ impl Ledger {
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let load = loads.get(index).copied().unwrap_or(0);
-            let plan = self.plan_one(slot, bound, load, scratch)?;
+            let mut plan = self.plan_one(slot, bound, load, scratch)?;
+            plan.copies =
+                plan.load == 0 && self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
             for &(_, page) in &scratch.hits[plan.hits.clone()] {
                 if self.slab.is_evictable(page) && self.slab.mark(page) {
                     own_hits += 1;
                 }
             }
             for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
-                given_back += i64::from(self.slab.refs(page) == 1 && self.slab.pins(page) == 0);
+                // A page that the tree knows, by way of a fork, may be a hit of this batch.
+                let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
+                given_back += i64::from(alone && self.slab.node(page).is_none());
             }
             let left = available + given_back - own_hits - needed;
-            needed += i64::from(plan.new_pages);
-            if left < i64::from(plan.new_pages) && refused.is_none() {
+            let pages = plan.new_pages + u32::from(plan.copies);
+            needed += i64::from(pages);
+            if left < i64::from(pages) && refused.is_none() {
                 let free = u32::try_from(left).unwrap_or(0);
-                refused = Some((slot, self.room(plan.new_pages, free)));
+                refused = Some((slot, self.room(pages, free)));
             }
             scratch.plans.push(plan);
         }
@@ -235,14 +248,16 @@ impl Ledger {
         let load = if (first_load + load) * page_size > start { load } else { 0 };
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
         let end = len.min(start.saturating_add(most));
+        let reserved = end + sequence.draft_room(sequence.steps_out.iter());
         let covered = match self.config.reserve {
-            Reserve::Prompt => end.max(sequence.prompt_end),
-            Reserve::Chunk => end,
+            Reserve::Prompt => reserved.max(sequence.prompt_end),
+            Reserve::Chunk => reserved,
         };
-        let limit = self.config.max_pages_per_request();
-        let whole = len.div_ceil(page_size);
+        let limit = self.config.max_pages_per_request(sequence.drafts);
+        let most = len + sequence.draft_room([].iter());
+        let whole = most.div_ceil(page_size);
         if whole > limit {
-            let tokens = u64::from(len);
+            let tokens = u64::from(most);
             return Err(LedgerError::RequestTooLarge {
                 slot,
                 tokens,
@@ -258,7 +273,21 @@ impl Ledger {
         } else {
             covered.div_ceil(page_size).saturating_sub(held)
         };
-        Ok(Plan { slot, hits, missed, replaced, start, end, placeholder, new_pages, load, first_load })
+        let drafts = sequence.drafts_of(start, end, len);
+        Ok(Plan {
+            slot,
+            hits,
+            missed,
+            replaced,
+            start,
+            end,
+            placeholder,
+            drafts,
+            new_pages,
+            copies: false,
+            load,
+            first_load,
+        })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
@@ -277,7 +306,7 @@ impl Ledger {
             if self.slab.refs(page) == 0 {
                 self.counters.reuse_gap.add(self.step.0 - self.slab.last_use(page).0);
             }
-            self.slab.acquire(page);
+            self.slab.reuse(page);
         }
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
             self.take_hits(plan, &scratch.hits[plan.hits.clone()]);
@@ -285,19 +314,19 @@ impl Ledger {
         for plan in &scratch.plans {
             if plan.load > 0 {
                 self.admit(plan);
-                jobs.extend(self.begin_load(
-                    plan.slot,
-                    plan.first_load,
-                    plan.load,
-                    plan.new_pages - plan.load,
-                ));
-            } else {
-                self.take(plan.new_pages);
-                let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
-                sequence.row.extend(self.taken.iter().map(|taken| taken.page));
-                self.admit(plan);
-                self.plan_step(plan);
+                let rest = plan.new_pages - plan.load;
+                jobs.extend(self.begin_load(plan.slot, plan.first_load, plan.load, rest));
+                continue;
             }
+            if plan.copies {
+                self.take(1);
+                self.copy_on_write(plan.slot, (plan.start / self.config.page_size) as usize);
+            }
+            self.take(plan.new_pages);
+            let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
+            sequence.row.extend(self.taken.iter().map(|taken| taken.page));
+            self.admit(plan);
+            self.plan_step(plan);
         }
         jobs
     }
@@ -305,7 +334,11 @@ impl Ledger {
     fn take_hits(&mut self, plan: &Plan, hits: &[(NodeId, PageId)]) {
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         for block in plan.replaced.clone().rev() {
-            self.slab.release(sequence.row[block], sequence.last_step);
+            let page = sequence.row[block];
+            self.slab.release(page, sequence.last_step);
+            if self.slab.is_evictable(page) {
+                refresh_ancestors(&mut self.slab, &self.tree, page);
+            }
         }
         if !plan.replaced.is_empty() {
             sequence.row_version += 1;
@@ -319,6 +352,7 @@ impl Ledger {
             }
             sequence.nodes.push(node);
         }
+        let first = sequence.nodes.len() - hits.len();
         let gained = plan.start - sequence.position;
         sequence.cached += gained;
         if sequence.admitted {
@@ -327,6 +361,8 @@ impl Ledger {
             self.counters.reused_tokens += u64::from(gained);
             self.counters.reused_blocks += hits.len() as u64;
         }
+        self.mark_reused(plan.slot, first..first);
+        self.use_blocks(plan.slot, first);
     }
 
     /// Takes pages that the plan left room for; [`Ledger::taken`] lists them.
@@ -377,7 +413,8 @@ impl Ledger {
         sequence.position = plan.end;
         sequence.last_step = step;
         sequence.interrupted = false;
-        sequence.steps_out.push_back(StepOut { step, start: plan.start, end: plan.end });
+        let Plan { start, end, drafts, .. } = *plan;
+        sequence.steps_out.push_back(StepOut { step, start, end, drafts });
     }
 
     /// The pool for an error: `free` pages can be had beside the hits of the batch.

@@ -1,5 +1,6 @@
 //! What a ledger is told at the start.
 
+use crate::drafts::slack;
 use block_hash::Algo;
 use block_pool::{EvictionPolicy, Priority};
 
@@ -38,9 +39,6 @@ pub struct LedgerConfig {
     pub on_duplicate: OnDuplicate,
     /// How much the first chunk of a prompt takes.
     pub reserve: Reserve,
-    /// Whether blocks that are published are to be copied to other tiers
-    /// ([`Ledger::take_offloads`](crate::Ledger::take_offloads)).
-    pub offload: bool,
     /// Which cached page of a priority goes first.
     pub policy: EvictionPolicy,
     /// Retention priority of every page.
@@ -54,8 +52,10 @@ pub struct LedgerConfig {
 }
 
 impl LedgerConfig {
-    /// Most pages that one request may hold.
-    pub fn max_pages_per_request(&self) -> u32 {
-        self.max_seq_len.map_or(self.pages, |tokens| tokens.div_ceil(self.page_size).min(self.pages))
+    /// Most pages that one request may hold whose decode steps verify so many drafts.
+    pub fn max_pages_per_request(&self, drafts: u32) -> u32 {
+        self.max_seq_len.map_or(self.pages, |tokens| {
+            tokens.saturating_add(slack(drafts)).div_ceil(self.page_size).min(self.pages)
+        })
     }
 }

@@ -6,8 +6,8 @@
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::slots::SlotId;
-use block_pool::{PageId, Step};
-use radix_tree::{NodeId, ParentId};
+use block_pool::{PageId, Slab, Step};
+use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
 
@@ -115,7 +115,7 @@ impl Ledger {
             // block is evicted before a block below it.
             for &page in copy.pages.iter().rev() {
                 if self.slab.unpin(page) {
-                    self.refresh_ancestors(page);
+                    refresh_ancestors(&mut self.slab, &self.tree, page);
                 }
             }
             match end {
@@ -140,18 +140,17 @@ impl Ledger {
         let ended: Vec<_> = ids.iter().map(|&id| (id, CopyEnd::Done)).collect();
         self.end_copies(&ended)
     }
+}
 
-    fn refresh_ancestors(&mut self, page: PageId) {
-        let priority = self.slab.priority(page);
-        let mut node = self.slab.node(page).map(|link| NodeId(link.0));
-        while let Some(ParentId::Node(parent)) = node.map(|node| self.tree.parent(node)) {
-            match self.tree.page(parent) {
-                Some(page) if self.slab.is_evictable(page) && self.slab.priority(page) == priority => {
-                    self.slab.refresh(page);
-                }
-                _ => return,
-            }
-            node = Some(parent);
+/// Counts the blocks above that of `page`, which just became evictable, as used now too.
+pub(crate) fn refresh_ancestors(slab: &mut Slab, tree: &PrefixTree, page: PageId) {
+    let priority = slab.priority(page);
+    let mut node = slab.node(page).map(|link| NodeId(link.0));
+    while let Some(ParentId::Node(parent)) = node.map(|node| tree.parent(node)) {
+        match tree.page(parent) {
+            Some(page) if slab.is_evictable(page) && slab.priority(page) == priority => slab.refresh(page),
+            _ => return,
         }
+        node = Some(parent);
     }
 }

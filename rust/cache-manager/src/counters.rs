@@ -8,6 +8,8 @@ use crate::misses::MissReason;
 pub struct Counters {
     /// Requests claimed.
     pub claims: u64,
+    /// Of these, requests that were forked off another.
+    pub forks: u64,
     /// Requests released.
     pub releases: u64,
     /// Requests preempted.
@@ -37,6 +39,8 @@ pub struct Counters {
     pub pages_allocated: u64,
     /// Of these, pages that had never been handed out.
     pub pages_allocated_new: u64,
+    /// Pages copied because a request writes to what others read.
+    pub page_copies: u64,
     /// Cached blocks that were evicted to hand out their page.
     pub evictions: u64,
     /// Blocks published.
@@ -47,6 +51,8 @@ pub struct Counters {
     pub private_blocks: u64,
     /// Look-ups and publications that met another block with the same hash.
     pub collisions: u64,
+    /// Stored blocks that `truncate_prefix` forgot.
+    pub truncated_blocks: u64,
     /// Copies started.
     pub copies_started: u64,
     /// Copies finished well.
@@ -88,9 +94,10 @@ impl Counters {
     }
 
     /// `(name, value)` of every counter.
-    pub fn named(&self) -> [(&'static str, u64); 29] {
+    pub fn named(&self) -> [(&'static str, u64); 32] {
         [
             ("claims", self.claims),
+            ("forks", self.forks),
             ("releases", self.releases),
             ("preemptions", self.preemptions),
             ("failed_allocs", self.failed_allocs),
@@ -105,11 +112,13 @@ impl Counters {
             ("missed_collision", self.missed_collision),
             ("pages_allocated", self.pages_allocated),
             ("pages_allocated_new", self.pages_allocated_new),
+            ("page_copies", self.page_copies),
             ("evictions", self.evictions),
             ("published_blocks", self.published_blocks),
             ("adopted_blocks", self.adopted_blocks),
             ("private_blocks", self.private_blocks),
             ("collisions", self.collisions),
+            ("truncated_blocks", self.truncated_blocks),
             ("copies_started", self.copies_started),
             ("copies_finished", self.copies_finished),
             ("copies_failed", self.copies_failed),

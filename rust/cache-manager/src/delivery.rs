@@ -4,6 +4,7 @@ use crate::config::OnDuplicate;
 use crate::error::LedgerError;
 use crate::events::Run;
 use crate::ledger::{Ledger, check_length, parent_after};
+use crate::retention::retain;
 use crate::slots::SlotId;
 use block_hash::Token;
 use block_pool::{NodeLink, Step};
@@ -16,8 +17,9 @@ const ORPHAN_STEPS: u32 = 1 << 16;
 impl Ledger {
     /// Delivers the oldest step out of every request in `batch`: its tokens have KV now. `new_tokens`
     /// holds `counts[i]` tokens for request `i` (no counts: one each, or none at all when there are no
-    /// tokens), which are appended, or fill placeholders. Then publishes every block all of whose tokens
-    /// have KV. Results for requests released, preempted or truncated meanwhile are dropped.
+    /// tokens), which are appended, or fill placeholders. All but the last token that a decode step brings
+    /// are drafts that were right: they have KV too. Then publishes every block all of whose tokens have
+    /// KV. Results for requests released, preempted or truncated meanwhile are dropped.
     ///
     /// # Errors
     /// A slot that is unknown or twice in the batch; a request without a step out; counts that do not
@@ -85,20 +87,7 @@ impl Ledger {
                 return Err(sequence.not_planned(slot));
             };
             let count = counts.map_or(one_each, |counts| counts[index]);
-            if count > 0 && out.end < sequence.known() {
-                return Err(LedgerError::Mismatch(format!(
-                    "slot {}: {count} tokens for a step that computed up to token {} of {} known ones: its count must be 0",
-                    slot,
-                    out.end,
-                    sequence.known()
-                )));
-            }
-            if sequence.unknown > 0 && count > sequence.unknown {
-                return Err(LedgerError::Mismatch(format!(
-                    "slot {}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
-                    slot, sequence.unknown
-                )));
-            }
+            sequence.check_result(slot, out, count)?;
             check_length(sequence, count.saturating_sub(sequence.unknown), self.config.max_seq_len)?;
         }
         Ok(())
@@ -113,8 +102,7 @@ impl Ledger {
             return;
         }
         let Some(out) = sequence.steps_out.pop_front() else { return };
-        // A hit may have moved past the end of this step meanwhile.
-        sequence.processed = sequence.processed.max(out.end);
+        sequence.count_computed(&out, tokens.len() as u32);
         for &token in tokens {
             sequence.append(token);
         }
@@ -138,7 +126,7 @@ impl Ledger {
     /// new in the cache is offloaded.
     #[inline]
     pub(crate) fn publish(&mut self, slot: SlotId) {
-        if self.publish_computed(slot) && self.config.offload {
+        if self.publish_computed(slot) {
             self.offload_published(slot);
         }
     }
@@ -169,7 +157,10 @@ impl Ledger {
         sequence.hash_known(page_size);
         self.published.clear();
         let mut run = Run::default();
-        for block in sequence.nodes.len()..computed {
+        let first = sequence.nodes.len();
+        // One past the last block that was stored before, now or by somebody else.
+        let mut reused = first;
+        for block in first..computed {
             let parent = parent_after(sequence, &sequence.nodes);
             let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
             let own = sequence.row[block];
@@ -179,26 +170,40 @@ impl Ledger {
                     self.counters.collisions += 1;
                     break;
                 }
-                Insertion::New(node) | Insertion::Existing(node) => node,
+                Insertion::New(node) => node,
+                Insertion::Existing(node) => {
+                    reused = block + 1;
+                    node
+                }
             };
+            let retention = sequence.retention_of(block, page_size);
             match self.tree.page(node) {
                 None => {
                     self.tree.set_page(node, own);
                     self.slab.publish(own, NodeLink(node.0), sequence.last_step);
+                    if let Some(retention) = retention {
+                        self.slab.retain(own, retention);
+                    }
                     self.counters.published_blocks += 1;
                     self.published.push(block);
                     if let Some(before) = run.add(block, self.slab.priority(own)) {
                         self.events.stored(|| before.of(sequence, page_size));
                     }
                 }
+                // Published by a request that shares the page with this one.
+                Some(page) if page == own => {
+                    retain(&mut self.slab, &self.tree, &mut self.events, page, retention)
+                }
                 Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
+                    retain(&mut self.slab, &self.tree, &mut self.events, twin, retention);
                     self.slab.acquire(twin);
                     self.slab.release(own, sequence.last_step);
                     sequence.row[block] = twin;
                     sequence.row_version += 1;
                     self.counters.adopted_blocks += 1;
                 }
-                Some(_) => {
+                Some(twin) => {
+                    retain(&mut self.slab, &self.tree, &mut self.events, twin, retention);
                     self.tree.anchor(node);
                     sequence.anchored.push(block as u32);
                     self.counters.private_blocks += 1;
@@ -209,6 +214,7 @@ impl Ledger {
         if let Some(last) = run.into_some() {
             self.events.stored(|| last.of(sequence, page_size));
         }
+        self.mark_reused(slot, first..reused);
     }
 
     /// Remembers that `due` results will still come for a slot that was just released.

@@ -125,6 +125,9 @@ pub enum LedgerError {
     /// A copy that is not in flight.
     #[error("transfer {0}: not in flight (finished already, or never started)")]
     UnknownCopy(u64),
+    /// A pin that ended before.
+    #[error("pin {0}: unknown (ended already, or never made)")]
+    UnknownPin(u64),
     /// All slots are taken.
     #[error("{0} requests are claimed, no slot is left")]
     NoSlot(usize),

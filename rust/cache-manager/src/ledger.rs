@@ -8,6 +8,7 @@ use crate::error::LedgerError;
 use crate::events::EventLog;
 use crate::misses::EvictedKeys;
 use crate::offloads::OffloadJob;
+use crate::pins::Pins;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
 use crate::snapshot;
@@ -25,10 +26,13 @@ pub struct Ledger {
     /// Pages that the newest [`Ledger::take`] took.
     pub(crate) taken: Vec<Taken>,
     pub(crate) copies: Copies,
+    pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
     pub(crate) offloads: Vec<OffloadJob>,
     /// Blocks that the newest publication stored.
     pub(crate) published: Vec<usize>,
+    /// Planned and not taken: source and destination, in order.
+    pub(crate) page_copies: Vec<(PageId, PageId)>,
     pub(crate) counters: Counters,
     pub(crate) events: EventLog,
     pub(crate) evicted: EvictedKeys,
@@ -63,8 +67,10 @@ impl Ledger {
             slots: Slots::default(),
             taken: Vec::new(),
             copies: Copies::default(),
+            pins: Pins::default(),
             offloads: Vec::new(),
             published: Vec::new(),
+            page_copies: Vec::new(),
             counters: Counters::default(),
             events: EventLog::new(config.event_buffer_max_size as usize, snapshot::created(&config)),
             evicted: EvictedKeys::new(blocks),
@@ -214,6 +220,7 @@ impl Ledger {
         }
         let ready = self.end_copies(ended)?;
         self.now = now.unwrap_or(self.now);
+        self.tell_time();
         if !self.step_open || self.step_joined {
             self.open_step();
         }
@@ -228,22 +235,6 @@ impl Ledger {
     /// The newest step, and whether it is open.
     pub fn newest_step(&self) -> (Step, bool) {
         (self.step, self.step_open)
-    }
-
-    /// Forgets every cached block. Blocks in use are not published when they are computed or released:
-    /// requests that hold pages neither read nor store from now on, until preempted. The cost does not
-    /// grow with the cache.
-    pub fn reset_prefix_cache(&mut self) {
-        self.counters.reset_blocks += self.tree.resident() as u64;
-        self.tree.clear();
-        self.evicted.clear();
-        self.slab.forget_all();
-        self.epoch += 1;
-        for sequence in self.slots.iter_mut().filter(|sequence| sequence.holds_nothing()) {
-            sequence.join_epoch(&mut self.tree, self.epoch);
-        }
-        self.events.cleared();
-        self.counters.resets += 1;
     }
 
     /// What has been counted.

@@ -1,5 +1,6 @@
 //! `truncate`, `preempt`, `release`: ways to give pages back.
 
+use crate::copies::refresh_ancestors;
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::loads::drop_load;
@@ -38,6 +39,9 @@ impl Ledger {
         let same = sequence.extras.truncate(len as usize).map_or(len, |token| token as u32);
         let full = (same / page_size) as usize;
         sequence.chain.truncate(full);
+        if let Some(guards) = &mut sequence.guards {
+            guards.truncate(full);
+        }
         // The page of a partial block stays only if it is the request's own and nobody else knows it.
         let known =
             |page| self.slab.node(page).is_some() || self.slab.refs(page) > 1 || self.slab.pins(page) > 0;
@@ -47,6 +51,7 @@ impl Ledger {
         sequence.processed = sequence.processed.min(if shared { full as u32 * page_size } else { len });
         sequence.position = sequence.processed;
         sequence.prompt_end = sequence.prompt_end.min(len);
+        sequence.prompt = sequence.prompt.min(len);
         sequence.blocked &= sequence.nodes.len() < full;
         Ok(())
     }
@@ -119,13 +124,19 @@ fn give_back(
     epoch: u32,
 ) {
     let current = sequence.epoch == epoch;
+    let published = sequence.nodes.len();
     let mut twins = sequence.anchored.iter().rev().peekable();
     for block in (0..sequence.row.len()).rev() {
         if block < pages && twins.peek().is_none() {
             break;
         }
         if block >= pages {
-            slab.release(sequence.row[block], sequence.last_step);
+            let page = sequence.row[block];
+            slab.release(page, sequence.last_step);
+            // The tree knows a page behind the published ones only if another request shared it.
+            if block >= published && slab.is_evictable(page) {
+                refresh_ancestors(slab, tree, page);
+            }
         }
         if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
             let node = sequence.nodes[block];

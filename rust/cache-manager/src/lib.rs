@@ -11,8 +11,8 @@
 //! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
 //! [`alloc`](Ledger::alloc) (`admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
-//! (`letting_go`); then `copies`, `probe`, `verify`; and what is told outside: `events`, `snapshot`,
-//! `misses`, `counters`.
+//! (`letting_go`); then [`fork`](Ledger::fork), `page_copies`, `copies`, `loads`, `offloads`, `probe`,
+//! `verify`; and what is told outside: `events`, `snapshot`, `misses`, `counters`.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -21,15 +21,21 @@ mod config;
 mod copies;
 mod counters;
 mod delivery;
+mod drafts;
 mod error;
 mod events;
+mod forgetting;
+mod fork;
 mod histogram;
 mod ledger;
 mod letting_go;
 mod loads;
 mod misses;
 mod offloads;
+mod page_copies;
+mod pins;
 mod probe;
+mod retention;
 mod sequence;
 mod slots;
 mod snapshot;
@@ -43,10 +49,11 @@ pub use error::{LedgerError, NoRoom};
 pub use events::{Change, Event, EventKind, EventLog, MOST_REMOVED, Stored, Tier};
 pub use histogram::Histogram;
 pub use ledger::{Ledger, RefusedClaim};
-pub use loads::{LoadJob, Wanted};
+pub use loads::{BlockKey, LoadJob, Wanted};
 pub use misses::{Miss, MissReason};
 pub use offloads::OffloadJob;
 pub use probe::{PrefixQuery, PrefixReuse};
+pub use retention::{BlockRetention, RangeError, SessionHint, TokenRange};
 pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;
 pub use snapshot::EventSnapshot;

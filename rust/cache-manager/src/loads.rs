@@ -11,7 +11,7 @@ use crate::error::LedgerError;
 use crate::ledger::{Ledger, parent_after};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_hash::Identity;
+use block_hash::{Chain, Guards, Identity};
 use block_pool::{PageId, Slab};
 
 /// A load in flight, of blocks `first .. first + pages.len()`.
@@ -25,10 +25,26 @@ pub(crate) struct Load {
     pub(crate) rest: Vec<PageId>,
 }
 
+/// A block as other tiers know it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockKey {
+    /// Its hash.
+    pub identity: Identity,
+    /// Its second identity, which must agree too.
+    pub guard: [u8; 16],
+}
+
+impl BlockKey {
+    /// The key of a block of `chain` with these `guards`.
+    pub fn of(chain: &Chain, guards: &Guards, block: usize) -> BlockKey {
+        BlockKey { identity: chain.identity(block), guard: guards.guard(chain, block) }
+    }
+}
+
 /// The blocks of a prompt as other tiers know them.
 pub struct Wanted {
-    /// The identities of all blocks that may be reused, from the first on.
-    pub identities: Vec<Identity>,
+    /// All blocks that may be reused, from the first on.
+    pub keys: Vec<BlockKey>,
     /// How many of them `alloc` would find on the device.
     pub on_device: usize,
 }
@@ -61,7 +77,7 @@ impl Sequence {
 
 impl Ledger {
     /// What the request could use of other tiers. `None` when it may not ask: it reads no cache, has no
-    /// prompt to compute, computes or waits already, or had a load that failed.
+    /// prompt to compute, computes or waits already, had a load that failed, or was claimed without guards.
     ///
     /// # Errors
     /// An unknown slot.
@@ -85,8 +101,9 @@ impl Ledger {
         let mut on_device = published;
         let parent = parent_after(sequence, &sequence.nodes);
         prefix.walk(&self.tree, parent, published, limit, &mut self.reader, |_, _| on_device += 1);
-        let identities = (0..limit).map(|block| sequence.chain.identity(block)).collect();
-        Ok(Some(Wanted { identities, on_device }))
+        let Some(guards) = &sequence.guards else { return Ok(None) };
+        let keys = (0..limit).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect();
+        Ok(Some(Wanted { keys, on_device }))
     }
 
     /// Takes the pages of a planned load and pins those that it fills.
@@ -129,6 +146,7 @@ impl Ledger {
         sequence.processed = end as u32 * page_size;
         sequence.position = sequence.processed;
         self.publish_computed(slot); // the tiers have these blocks: no offload
+        self.mark_reused(slot, load.first as usize..end);
         true
     }
 }

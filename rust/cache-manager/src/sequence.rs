@@ -1,11 +1,13 @@
 //! One request: its token log, its hash chain, its pages, and its steps in flight.
 
 use crate::loads::Load;
-use block_hash::{Chain, ExtraKeys, Token};
+use crate::retention::BlockRetention;
+use block_hash::{Chain, ExtraKeys, Guards, Token};
 use block_pool::{PageId, Step};
 use radix_tree::{NamespaceId, NamespaceKey, NodeId, PrefixTree};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 /// A request as it comes in.
 pub struct NewSequence {
@@ -19,10 +21,17 @@ pub struct NewSequence {
     pub extras: ExtraKeys,
     /// The hashes of its full blocks (empty when prefix caching is off).
     pub chain: Chain,
+    /// Their second identities, if there are tiers beyond the device: blocks are looked for there, and
+    /// copied there when they are published.
+    pub guards: Option<Guards>,
+    /// How long its blocks are kept; `None`: like all others.
+    pub retention: Option<Arc<BlockRetention>>,
     /// Do not read the prefix cache.
     pub no_read: bool,
     /// Do not store into the prefix cache.
     pub no_store: bool,
+    /// Draft tokens that a decode step verifies.
+    pub drafts: u32,
 }
 
 impl NewSequence {
@@ -30,6 +39,9 @@ impl NewSequence {
     /// the ledger's lock.
     pub fn hash_prompt(&mut self, page_size: u32) {
         self.chain.extend(&self.tokens, page_size as usize, &self.extras);
+        if let Some(guards) = &mut self.guards {
+            guards.extend(&self.tokens, page_size as usize, &self.extras);
+        }
     }
 }
 
@@ -51,6 +63,8 @@ pub(crate) struct StepOut {
     pub(crate) start: u32,
     /// One past the last token computed.
     pub(crate) end: u32,
+    /// Draft tokens that are computed behind it.
+    pub(crate) drafts: u32,
 }
 
 /// Where a request stands, in tokens.
@@ -77,8 +91,13 @@ pub(crate) struct Sequence {
     pub(crate) namespace_key: NamespaceKey,
     pub(crate) extras: ExtraKeys,
     pub(crate) chain: Chain,
+    pub(crate) guards: Option<Guards>,
+    pub(crate) retention: Option<Arc<BlockRetention>>,
+    /// Length of the prompt as it was claimed.
+    pub(crate) prompt: u32,
     pub(crate) no_read: bool,
     pub(crate) no_store: bool,
+    pub(crate) drafts: u32,
     /// A padding request: its row is all null pages, and nothing of it is read or stored.
     pub(crate) dummy: bool,
 
@@ -134,8 +153,12 @@ impl Sequence {
             namespace_key: new.namespace,
             extras: new.extras,
             chain: new.chain,
+            guards: new.guards,
+            retention: new.retention,
+            prompt: prompt_end,
             no_read: new.no_read,
             no_store: new.no_store,
+            drafts: new.drafts,
             dummy: false,
             row: Vec::new(),
             row_version: 0,
@@ -202,8 +225,12 @@ impl Sequence {
             namespace_key,
             extras,
             chain: _,
+            guards: _,
+            retention: _, // as it was claimed
+            prompt,
             no_read,
             no_store,
+            drafts,
             dummy,
             row,
             row_version,
@@ -226,8 +253,8 @@ impl Sequence {
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
-        (no_read, no_store, dummy, row, row_version, namespace, epoch).hash(hasher);
-        (nodes, anchored, blocked, processed, position, prompt_end, cached).hash(hasher);
+        (no_read, no_store, drafts, dummy, row, row_version, namespace, epoch).hash(hasher);
+        (nodes, anchored, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
         (admitted, load, load_failed, steps_out, dropped, interrupted, last_step).hash(hasher);
     }
 
@@ -248,6 +275,9 @@ impl Sequence {
         let known = self.known() as usize;
         if known / page_size > self.chain.len() {
             self.chain.extend(&self.tokens[..known], page_size, &self.extras);
+            if let Some(guards) = &mut self.guards {
+                guards.extend(&self.tokens[..known], page_size, &self.extras);
+            }
         }
     }
 

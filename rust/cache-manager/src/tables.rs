@@ -2,6 +2,8 @@
 //!
 //! Tables are written into memory that the caller owns and whose addresses never change. The ledger
 //! remembers per buffer what it wrote last ([`RowMemory`]), so that a decode step writes what changed.
+//!
+//! Drafts that a step verifies count as computed tokens.
 
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
@@ -68,10 +70,10 @@ impl Ledger {
         let mut shape = BatchShape::default();
         for &slot in batch {
             let (_, out) = self.planned(slot)?;
-            shape.total_active += out.end - out.start;
-            shape.max_active = shape.max_active.max(out.end - out.start);
-            shape.max_total = shape.max_total.max(out.end);
-            shape.total_pages += out.end.div_ceil(self.config.page_size);
+            shape.total_active += out.reach() - out.start;
+            shape.max_active = shape.max_active.max(out.reach() - out.start);
+            shape.max_total = shape.max_total.max(out.reach());
+            shape.total_pages += out.reach().div_ceil(self.config.page_size);
         }
         Ok(shape)
     }
@@ -131,7 +133,7 @@ impl Ledger {
         tables.query_start_loc[0] = 0;
         for (index, &slot) in batch.iter().enumerate() {
             let (sequence, out) = self.planned(slot)?;
-            let count = (out.end - out.start) as usize;
+            let count = (out.reach() - out.start) as usize;
             let cells = tables.slot_mapping.get_mut(at..at + count).ok_or_else(|| {
                 LedgerError::Mismatch(format!(
                     "the slot mapping is smaller than the batch's {} tokens",
@@ -143,7 +145,7 @@ impl Ledger {
                 *cell = i64::from(page.0) * i64::from(page_size) + i64::from(position % page_size);
             }
             at += count;
-            tables.seq_lens[index] = out.end.cast_signed();
+            tables.seq_lens[index] = out.reach().cast_signed();
             tables.query_start_loc[index + 1] = at as i32;
         }
         Ok(())
@@ -164,7 +166,7 @@ impl Ledger {
         tables.query_indptr[0] = 0;
         for (index, &slot) in batch.iter().enumerate() {
             let (sequence, out) = self.planned(slot)?;
-            let count = out.end.div_ceil(page_size) as usize;
+            let count = out.reach().div_ceil(page_size) as usize;
             let cells = tables.indices.get_mut(at..at + count).ok_or_else(|| {
                 LedgerError::Mismatch(format!(
                     "the index array is smaller than the batch's {} pages",
@@ -175,9 +177,9 @@ impl Ledger {
                 *cell = sequence.row.get(block).unwrap_or(&PageId::NULL).0.cast_signed();
             }
             at += count;
-            queries += out.end - out.start;
+            queries += out.reach() - out.start;
             tables.indptr[index + 1] = at as i32;
-            tables.last_page_len[index] = ((out.end - 1) % page_size + 1).cast_signed();
+            tables.last_page_len[index] = ((out.reach() - 1) % page_size + 1).cast_signed();
             tables.query_indptr[index + 1] = queries.cast_signed();
         }
         Ok(())

@@ -76,8 +76,14 @@ impl Ledger {
                 return Err(LedgerFault::Sequence { slot: slot.0, what });
             }
         }
+        self.verify_writers()?;
+        for &page in self.pins.pages.values().flatten() {
+            *refs.entry(page).or_default() += 1;
+        }
         let mut pins: HashMap<PageId, u32> = HashMap::new();
-        for &page in self.copies.in_flight.values().flat_map(|copy| &copy.pages) {
+        let copied = self.copies.in_flight.values().flat_map(|copy| &copy.pages);
+        let planned = self.page_copies.iter().flat_map(|(source, destination)| [source, destination]);
+        for &page in copied.chain(planned) {
             *pins.entry(page).or_default() += 1;
         }
         for page in (1..=self.slab.used()).map(PageId) {
@@ -122,6 +128,12 @@ impl Ledger {
             if out.start < end || out.end <= out.start {
                 return Err(format!("a step out computes {} to {} after {end}", out.start, out.end));
             }
+            if out.drafts != 0 && (out.drafts != sequence.drafts || out.start < sequence.prompt_end) {
+                return Err(format!(
+                    "a step out from token {} verifies {} drafts; the request has {} from token {} on",
+                    out.start, out.drafts, sequence.drafts, sequence.prompt_end
+                ));
+            }
             end = out.end;
         }
         let due = if sequence.steps_out.is_empty() { sequence.processed } else { end };
@@ -141,14 +153,14 @@ impl Ledger {
                 Err("a padding request holds pages".into())
             };
         }
-        if sequence.row.len() < sequence.position.div_ceil(page_size) as usize {
-            return Err(format!("{} pages do not hold {} tokens", sequence.row.len(), sequence.position));
+        if sequence.row.len() < sequence.reserved().div_ceil(page_size) as usize {
+            return Err(format!("{} pages do not hold {} tokens", sequence.row.len(), sequence.reserved()));
         }
-        if sequence.nodes.len() * page_size as usize > sequence.position as usize {
+        if sequence.nodes.len() * page_size as usize > sequence.processed as usize {
             return Err(format!(
-                "{} blocks are published, {} tokens planned",
+                "{} blocks are published, {} tokens processed",
                 sequence.nodes.len(),
-                sequence.position
+                sequence.processed
             ));
         }
         let anchored = &sequence.anchored;
@@ -173,6 +185,24 @@ impl Ledger {
                 return Err(format!("block {block} is on another page in the tree"));
             }
             parent = ParentId::Node(node);
+        }
+        Ok(())
+    }
+
+    /// A page that a step out writes to belongs to one request's steps, and the tree does not know it.
+    fn verify_writers(&self) -> Result<(), LedgerFault> {
+        let mut writers: HashMap<PageId, u32> = HashMap::new();
+        for (slot, sequence) in self.slots.iter() {
+            let Some(first) = sequence.steps_out.front() else { continue };
+            // A hit may have taken the place of blocks that an older step still writes.
+            let block = sequence.nodes.len().max((first.start / self.config.page_size) as usize);
+            for &page in sequence.row.get(block..).unwrap_or_default() {
+                let other = writers.insert(page, slot.0);
+                if other.is_some() || self.slab.node(page).is_some() {
+                    let what = format!("slot {} writes to it, and others read it", slot.0);
+                    return Err(PageFault::new(page, what).into());
+                }
+            }
         }
         Ok(())
     }
@@ -205,6 +235,7 @@ impl Ledger {
             tree,
             slots,
             copies,
+            page_copies,
             step,
             step_open,
             step_joined,
@@ -220,6 +251,7 @@ impl Ledger {
             reader: _,
             admission: _,
             taken: _,
+            pins,
             offloads: _, // their copies are in flight
             published: _,
         } = self;
@@ -233,6 +265,8 @@ impl Ledger {
             sequence.fingerprint(&mut hasher);
         }
         copies.fingerprint(&mut hasher);
+        pins.hash(&mut hasher);
+        page_copies.hash(&mut hasher);
         let mut orphans: Vec<_> = orphans.iter().collect();
         orphans.sort_unstable();
         orphans.hash(&mut hasher);
@@ -274,6 +308,9 @@ impl Ledger {
         }
         for (id, copy) in &self.copies.in_flight {
             let _ = writeln!(text, "copy {id}: {copy:?}");
+        }
+        for (source, destination) in &self.page_copies {
+            let _ = writeln!(text, "planned: {source} is copied to {destination}");
         }
         text
     }

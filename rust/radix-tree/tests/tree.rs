@@ -347,7 +347,7 @@ fn a_block_takes_the_free_number_after_its_parents() {
     let others = [2, 3].map(|key| store(&mut tree, root, key, [key as Token; 2], 1));
     assert_eq!((first, others), (NodeId(0), [NodeId(1), NodeId(2)]));
     // Number 2 was given up last, and would be the next for a first block.
-    others.map(|node| tree.clear_page(node));
+    others.into_iter().for_each(|node| tree.clear_page(node));
     assert_eq!(store(&mut tree, ParentId::Node(first), 4, [4, 4], 1), NodeId(1));
     assert_eq!(store(&mut tree, ParentId::Node(first), 5, [5, 5], 1), NodeId(2));
     verify(&tree, &[root]);

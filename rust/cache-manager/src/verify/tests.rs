@@ -25,8 +25,11 @@ fn request(tokens: std::ops::Range<Token>) -> NewSequence {
         extras: ExtraKeys::default(),
         chain: Chain::new(Algo::AHash64, &namespace.root(None)),
         namespace,
+        guards: None,
+        retention: None,
         no_read: false,
         no_store: false,
+        drafts: 0,
     };
     request.hash_prompt(4);
     request
@@ -51,7 +54,6 @@ fn sound() -> Ledger {
         seed: None,
         on_duplicate: OnDuplicate::Private,
         reserve: Reserve::Chunk,
-        offload: false,
         policy: EvictionPolicy::PriorityLru,
         priority: Priority::DEFAULT,
         max_seq_len: None,
@@ -166,7 +168,7 @@ fn a_namespace_that_more_requests_hold_than_there_are_is_found() {
 fn a_third_step_out_is_found() {
     let what = after_damage_to(OWNER, |sequence| {
         for end in [1, 2, 3] {
-            sequence.steps_out.push_back(StepOut { step: Step(end), start: end - 1, end });
+            sequence.steps_out.push_back(StepOut { step: Step(end), start: end - 1, end, drafts: 0 });
         }
     });
     assert_eq!(what, "3 steps are out");
@@ -175,8 +177,8 @@ fn a_third_step_out_is_found() {
 #[test]
 fn steps_out_that_overlap_are_found() {
     let what = after_damage_to(OWNER, |sequence| {
-        sequence.steps_out.push_back(StepOut { step: Step(1), start: 0, end: 5 });
-        sequence.steps_out.push_back(StepOut { step: Step(2), start: 4, end: 9 });
+        sequence.steps_out.push_back(StepOut { step: Step(1), start: 0, end: 5, drafts: 0 });
+        sequence.steps_out.push_back(StepOut { step: Step(2), start: 4, end: 9, drafts: 0 });
     });
     assert_eq!(what, "a step out computes 4 to 9 after 5");
 }
@@ -196,7 +198,54 @@ fn a_request_without_a_page_for_its_last_token_is_found() {
 #[test]
 fn a_published_block_that_is_not_computed_is_found() {
     let what = after_damage_to(OWNER, |sequence| sequence.nodes.push(CACHED[0]));
-    assert_eq!(what, "3 blocks are published, 9 tokens planned");
+    assert_eq!(what, "3 blocks are published, 9 tokens processed");
+}
+
+#[test]
+fn a_step_that_verifies_drafts_which_the_request_has_not_is_found() {
+    let what = after_damage_to(OWNER, |sequence| {
+        sequence.steps_out.push_back(StepOut { step: Step(3), start: 9, end: 10, drafts: 2 });
+    });
+    assert_eq!(what, "a step out from token 9 verifies 2 drafts; the request has 0 from token 9 on");
+}
+
+#[test]
+fn a_step_without_pages_for_its_drafts_is_found() {
+    let what = after_damage_to(OWNER, |sequence| {
+        sequence.drafts = 2;
+        sequence.tokens.push(7);
+        sequence.position = 10;
+        sequence.steps_out.push_back(StepOut { step: Step(3), start: 9, end: 10, drafts: 2 });
+    });
+    assert_eq!(what, "3 pages do not hold 14 tokens");
+}
+
+#[test]
+fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
+    let found = after(|ledger| {
+        let twin = ledger.slots.get_mut(TWIN).expect("the request is claimed");
+        twin.steps_out.push_back(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
+        twin.row[2] = PageId(1);
+    });
+    assert_eq!(found, page(1, "slot 1 writes to it, and others read it"));
+}
+
+#[test]
+fn two_requests_that_write_to_one_page_are_found() {
+    let found = after(|ledger| {
+        for slot in [OWNER, TWIN] {
+            let sequence = ledger.slots.get_mut(slot).expect("the request is claimed");
+            sequence.steps_out.push_back(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
+            sequence.row[2] = PageId(3);
+        }
+    });
+    assert_eq!(found, page(3, "slot 1 writes to it, and others read it"));
+}
+
+#[test]
+fn a_planned_copy_that_does_not_pin_is_found() {
+    let found = after(|ledger| ledger.page_copies.push((PageId(2), PageId(3))));
+    assert_eq!(found, page(2, "counts 0 pins, copies hold 1"));
 }
 
 #[test]

@@ -17,7 +17,6 @@ pub(crate) fn config(pages: u32) -> LedgerConfig {
         seed: None,
         on_duplicate: OnDuplicate::Adopt,
         reserve: Reserve::Chunk,
-        offload: false,
         policy: EvictionPolicy::PriorityLru,
         priority: Priority::DEFAULT,
         max_seq_len: None,
@@ -39,8 +38,11 @@ pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequenc
         extras: ExtraKeys::default(),
         chain: Chain::new(Algo::AHash64, &namespace.root(None)),
         namespace,
+        guards: None,
+        retention: None,
         no_read: false,
         no_store: false,
+        drafts: 0,
     };
     request.hash_prompt(page_size);
     request
@@ -48,6 +50,11 @@ pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequenc
 
 pub(crate) fn prompt(tokens: &[Token]) -> NewSequence {
     salted(tokens, "", PAGE)
+}
+
+/// A prompt whose decode steps verify so many drafts.
+pub(crate) fn drafting(tokens: &[Token], drafts: u32) -> NewSequence {
+    NewSequence { drafts, ..prompt(tokens) }
 }
 
 /// A prompt some of whose tokens stand for others.

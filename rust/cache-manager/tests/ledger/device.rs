@@ -22,13 +22,25 @@ pub(crate) struct Work {
     pub(crate) written: Vec<usize>,
     /// KV of every token that the forward reads; the computed ones are the last.
     pub(crate) kv: Vec<u64>,
+    /// Cells of drafts, wrong ones among them, that the forward and the drafter write and nobody reads.
+    pub(crate) guessed: Vec<usize>,
 }
+
+/// A forward, with the page copies that go before it.
+struct Forward {
+    step: Step,
+    copies: Vec<(PageId, PageId)>,
+    batch: Vec<Work>,
+}
+
+/// What a rejected draft leaves behind.
+const WRONG: u64 = 0x0BAD;
 
 pub(crate) struct Device {
     page_size: usize,
     cells: Vec<u64>,
     /// Forwards launched and not run yet, one a step.
-    stream: VecDeque<(Step, Vec<Work>)>,
+    stream: VecDeque<Forward>,
     /// Every forward up to this step has run: its fence is signalled.
     fence: Step,
 }
@@ -48,14 +60,20 @@ impl Device {
         !self.stream.is_empty()
     }
 
-    pub(crate) fn launch(&mut self, step: Step, batch: Vec<Work>) {
-        self.stream.push_back((step, batch));
+    pub(crate) fn launch(&mut self, step: Step, copies: Vec<(PageId, PageId)>, batch: Vec<Work>) {
+        self.stream.push_back(Forward { step, copies, batch });
     }
 
-    /// Runs the oldest forward launched: writes the KV of all computed tokens, then reads every row.
+    /// Runs the oldest forward launched: copies pages in order, writes the KV of all computed tokens and
+    /// drafts, then reads every row.
     pub(crate) fn run_one(&mut self) -> Result<(), String> {
-        let Some((step, batch)) = self.stream.pop_front() else { return Ok(()) };
+        let Some(Forward { step, copies, batch }) = self.stream.pop_front() else { return Ok(()) };
+        for (source, destination) in copies {
+            let start = source.index() * self.page_size;
+            self.cells.copy_within(start..start + self.page_size, destination.index() * self.page_size);
+        }
         for work in &batch {
+            work.guessed.iter().for_each(|&cell| self.cells[cell] = WRONG);
             let computed = &work.kv[work.kv.len() - work.written.len()..];
             for (&cell, &kv) in work.written.iter().zip(computed) {
                 self.cells[cell] = kv;

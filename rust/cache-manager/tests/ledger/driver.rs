@@ -3,7 +3,7 @@
 use crate::common::{claim, config, salted};
 use crate::device::{Device, Mover, Work, kv_after};
 use block_hash::Token;
-use block_pool::PageId;
+use block_pool::{PageId, Step};
 use cache_manager::{
     CopyEnd, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId, VarlenTables,
 };
@@ -35,8 +35,8 @@ struct Out {
     step: u32,
     /// One past the last token that it computes.
     end: usize,
-    /// The token that it samples, when it computes the last one.
-    sampled: Option<Token>,
+    /// The tokens that it gives, when it computes the last one: drafts that were right, and one more.
+    sampled: Vec<Token>,
 }
 
 /// A request as the engine and the device know it.
@@ -48,10 +48,13 @@ struct Live {
     kv: Vec<u64>,
     root: u64,
     known: usize,
+    drafts: usize,
     planned: bool,
+    /// Somebody forked it off since it was planned: its forward may write to a page that both hold.
+    forked: bool,
     out: VecDeque<Out>,
     /// Results of forwards that the ledger was told to forget; they come all the same.
-    late: VecDeque<Option<Token>>,
+    late: VecDeque<Vec<Token>>,
 }
 
 impl Live {
@@ -76,12 +79,14 @@ pub(crate) struct Driver {
     mover: Mover,
     live: Vec<Live>,
     /// Results due for requests that were released.
-    orphans: Vec<(SlotId, VecDeque<Option<Token>>)>,
+    orphans: Vec<(SlotId, VecDeque<Vec<Token>>)>,
     memory: RowMemory,
     table: Vec<u32>,
     columns: usize,
     /// Whether prompt chunks are delivered when they are launched, not when they have run.
     eager: bool,
+    /// Off in the broken variant.
+    copies_pages: bool,
 }
 
 const MOST_LIVE: usize = 6;
@@ -111,14 +116,21 @@ impl Driver {
             table: vec![0; MOST_LIVE * columns],
             columns,
             eager: random.one_in(2),
+            copies_pages: true,
             random,
         }
+    }
+
+    /// The broken variant: page copies are taken and not carried out.
+    pub(crate) fn without_page_copies(mut self) -> Driver {
+        self.copies_pages = false;
+        self
     }
 
     /// Makes `calls` random calls, then lets everything in flight end.
     pub(crate) fn run(&mut self, calls: usize) -> Result<(), String> {
         for _ in 0..calls {
-            match self.random.below(32) {
+            match self.random.below(33) {
                 0..=3 => self.claim(),
                 4..=10 => self.alloc()?,
                 11..=14 => self.launch()?,
@@ -128,10 +140,11 @@ impl Driver {
                 24 => self.truncate()?,
                 25 => self.preempt()?,
                 26 => self.release()?,
+                31 => self.fork()?,
                 27 | 28 => self.start_copy()?,
                 29 => self.mover.begin_one(&self.device, |n| self.random.below(n))?,
                 30 => self.finish_copy()?,
-                _ if self.random.one_in(4) => self.ledger.reset_prefix_cache(),
+                _ if self.random.one_in(6) => self.ledger.reset_prefix_cache(),
                 _ => {}
             }
             self.ledger.verify().map_err(|fault| fault.to_string())?;
@@ -155,6 +168,8 @@ impl Driver {
         let mut request = salted(&tokens, salt, self.ledger.config().page_size);
         request.no_read = self.random.one_in(12);
         request.no_store = self.random.one_in(12);
+        request.drafts = if self.random.one_in(3) { 1 + self.random.below(3) as u32 } else { 0 };
+        let drafts = request.drafts as usize;
         let slot = claim(&mut self.ledger, request);
         let mut live = Live {
             slot,
@@ -162,7 +177,9 @@ impl Driver {
             kv: Vec::new(),
             root: salt.len() as u64,
             known: tokens.len(),
+            drafts,
             planned: false,
+            forked: false,
             out: VecDeque::new(),
             late: VecDeque::new(),
         };
@@ -186,7 +203,7 @@ impl Driver {
             self.live
                 .iter_mut()
                 .filter(|live| batch.contains(&live.slot))
-                .for_each(|live| live.planned = true);
+                .for_each(|live| (live.planned, live.forked) = (true, false));
             return Ok(());
         };
         if self.ledger.fingerprint() != before {
@@ -217,21 +234,49 @@ impl Driver {
         let work = self.tables(&batch).map_err(|error| error.to_string())?;
         self.ledger.close_step();
         let mut launched = Vec::new();
-        for (&index, mut work) in planned.iter().zip(work) {
-            self.check_tables(self.live[index].slot, &work)?;
-            let live = &mut self.live[index];
-            let end = work.kv.len();
-            work.kv.copy_from_slice(&live.kv[..end]);
-            let sampled = (end == live.log.len()).then(|| (200 + self.random.below(4)) as Token);
-            if let Some(token) = sampled {
+        for (&index, work) in planned.iter().zip(work) {
+            launched.push(self.launch_one(index, step, work)?);
+        }
+        let mut copies = self.ledger.take_page_copies();
+        copies.retain(|_| self.copies_pages);
+        self.device.launch(step, copies, launched);
+        Ok(())
+    }
+
+    /// One request's part of a forward. The device knows by then how many drafts of the forward before were
+    /// right, and so where the request stands; the ledger may learn it later.
+    fn launch_one(&mut self, index: usize, step: Step, work: Work) -> Result<Work, String> {
+        let page_size = self.ledger.config().page_size as usize;
+        let live = &mut self.live[index];
+        let active = self.ledger.position(live.slot).map_or(0, |position| position.active as usize);
+        let drafts = work.written.len() - active;
+        let moved: usize = live.out.iter().map(|out| out.sampled.len().saturating_sub(1)).sum();
+        let end = work.kv.len() - drafts + moved;
+        let start = end - active;
+        let mut sampled = Vec::new();
+        if end == live.log.len() {
+            for _ in 0..=self.random.below(drafts + 1) {
+                let token = (200 + self.random.below(4)) as Token;
+                sampled.push(token);
                 live.push(token);
             }
-            live.planned = false;
-            live.out.push_back(Out { step: step.0, end, sampled });
-            launched.push(work);
         }
-        self.device.launch(step, launched);
-        Ok(())
+        // Drafts that were right have KV now; the drafter writes as many again behind them.
+        let computed = end + sampled.len().saturating_sub(1);
+        let guessed_to = if sampled.is_empty() { computed } else { end + 2 * live.drafts };
+        let cell =
+            |position: usize| work.row[position / page_size] as usize * page_size + position % page_size;
+        let written: Vec<usize> = (start..computed).map(cell).collect();
+        let guessed: Vec<usize> = (computed..guessed_to).map(cell).collect();
+        if moved == 0 && work.written.iter().zip((start..).map(cell)).any(|(&given, own)| given != own) {
+            return Err(format!("the slot mapping of slot {} is not its row's", live.slot.0));
+        }
+        let kv = live.kv[..computed].to_vec();
+        live.planned = false;
+        live.out.push_back(Out { step: step.0, end, sampled });
+        let work = Work { row: work.row, written, kv, guessed };
+        self.check_tables(index, &work)?;
+        Ok(work)
     }
 
     /// The batch's block table and slot mapping; the right KV is not filled in yet.
@@ -253,23 +298,26 @@ impl Driver {
                 .map(unsigned)
                 .collect(),
             kv: vec![0; unsigned(length)],
+            guessed: Vec::new(),
         });
         Ok(work.collect())
     }
 
     /// A row is the request's pages and then null pages, also in memory that held another row before. A
-    /// page that a forward writes to belongs to one request and is not stored.
-    fn check_tables(&self, slot: SlotId, work: &Work) -> Result<(), String> {
+    /// page that a forward writes to belongs to one request, but for those forked off it since, and is not
+    /// stored.
+    fn check_tables(&self, index: usize, work: &Work) -> Result<(), String> {
         let page_size = self.ledger.config().page_size as usize;
+        let Live { slot, forked, .. } = self.live[index];
         let pages = self.ledger.pages(slot).map_err(|error| error.to_string())?;
         let cells = pages.iter().copied().chain(std::iter::repeat(PageId::NULL));
         if work.row.iter().zip(cells).any(|(&cell, page)| cell != page.0) {
             return Err(format!("the row of slot {} is not its pages", slot.0));
         }
         let slab = self.ledger.slab();
-        for &cell in &work.written {
+        for &cell in work.written.iter().chain(&work.guessed) {
             let page = PageId((cell / page_size) as u32);
-            if slab.refs(page) != 1 || slab.node(page).is_some() {
+            if slab.refs(page) == 0 || (slab.refs(page) > 1 && !forked) || slab.node(page).is_some() {
                 return Err(format!("a forward writes to {page}, which others read"));
             }
         }
@@ -281,11 +329,11 @@ impl Driver {
         if !self.orphans.is_empty() && self.random.one_in(2) {
             let index = self.random.below(self.orphans.len());
             let (slot, results) = &mut self.orphans[index];
-            let (slot, token) = (*slot, results.pop_front().flatten());
+            let (slot, tokens) = (*slot, results.pop_front().unwrap_or_default());
             if results.is_empty() {
                 self.orphans.swap_remove(index);
             }
-            return self.tell_results(&[slot], &[token]);
+            return self.tell_results(&[slot], &[tokens]);
         }
         let fence = self.device.fence().0;
         let (mut batch, mut results) = (Vec::new(), Vec::new());
@@ -293,26 +341,26 @@ impl Driver {
             if self.random.one_in(3) {
                 continue;
             }
-            if let Some(token) = live.late.pop_front() {
+            if let Some(tokens) = live.late.pop_front() {
                 batch.push(live.slot);
-                results.push(token);
+                results.push(tokens);
             } else if live
                 .out
                 .front()
-                .is_some_and(|out| out.step <= fence || (self.eager && out.sampled.is_none()))
+                .is_some_and(|out| out.step <= fence || (self.eager && out.sampled.is_empty()))
             {
-                let token = live.out.pop_front().and_then(|out| out.sampled);
-                live.known += usize::from(token.is_some());
+                let tokens = live.out.pop_front().map(|out| out.sampled).unwrap_or_default();
+                live.known += tokens.len();
                 batch.push(live.slot);
-                results.push(token);
+                results.push(tokens);
             }
         }
         self.tell_results(&batch, &results)
     }
 
-    fn tell_results(&mut self, batch: &[SlotId], results: &[Option<Token>]) -> Result<(), String> {
+    fn tell_results(&mut self, batch: &[SlotId], results: &[Vec<Token>]) -> Result<(), String> {
         let tokens: Vec<Token> = results.iter().flatten().copied().collect();
-        let counts: Vec<u32> = results.iter().map(|token| u32::from(token.is_some())).collect();
+        let counts: Vec<u32> = results.iter().map(|tokens| tokens.len() as u32).collect();
         self.ledger.step(batch, &tokens, Some(&counts)).map_err(|error| format!("step: {error}"))
     }
 
@@ -364,6 +412,28 @@ impl Driver {
         if !live.late.is_empty() {
             self.orphans.push((live.slot, live.late));
         }
+        Ok(())
+    }
+
+    fn fork(&mut self) -> Result<(), String> {
+        let Some(index) = self.pick() else { return Ok(()) };
+        if self.live.len() == MOST_LIVE {
+            return Ok(());
+        }
+        let parent = &mut self.live[index];
+        let slot = self.ledger.fork(parent.slot).map_err(|error| format!("fork: {error}"))?;
+        parent.forked = true;
+        let child = Live {
+            slot,
+            log: parent.log[..parent.known].to_vec(),
+            kv: parent.kv[..parent.known].to_vec(),
+            planned: false,
+            forked: false,
+            out: VecDeque::new(),
+            late: VecDeque::new(),
+            ..*parent
+        };
+        self.live.push(child);
         Ok(())
     }
 

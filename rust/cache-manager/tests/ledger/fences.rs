@@ -16,6 +16,13 @@ fn every_forward_and_every_copy_sees_the_kv_of_its_own_prefix() {
 }
 
 #[test]
+fn an_engine_that_forgets_page_copies_is_caught() {
+    let run = |seed| Driver::new(seed, Mover::new(true)).without_page_copies().run(CALLS).err();
+    let fault = (0..SEEDS).find_map(run).expect("some fork writes behind tokens that it shares");
+    assert!(fault.contains("reads wrong KV"), "{fault}");
+}
+
+#[test]
 fn a_mover_that_ignores_fences_is_caught() {
     let caught = (0..SEEDS).find_map(|seed| Driver::new(seed, Mover::new(false)).run(CALLS).err());
     let fault = caught.expect("some copy reads a page before it is written");

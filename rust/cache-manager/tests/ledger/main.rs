@@ -1,11 +1,13 @@
-//! The ledger through its public calls: sharing, room, refusals, and copies beside a late device.
+//! The ledger through its public calls: sharing, room, refusals, forks, drafts, and copies beside a late device.
 
 mod common;
 mod copies;
 mod device;
+mod drafts;
 mod driver;
 mod events;
 mod fences;
+mod forks;
 mod identity;
 mod misses;
 mod refusals;

@@ -1,0 +1,61 @@
+//! Forks, and the page copies that go before a forward.
+
+use crate::batch::one_slot_of;
+use crate::context::{RequestKey, TextContext};
+use crate::ledger::Ledger;
+use cache_manager::{LedgerError, SlotId};
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+impl Ledger {
+    /// The context of the request claimed under `slot`.
+    fn context_under(&self, py: Python<'_>, slot: SlotId) -> PyResult<Py<TextContext>> {
+        let context = {
+            let contexts = self.contexts.lock();
+            contexts.get(slot.index()).and_then(|context| context.as_ref().map(|known| known.clone_ref(py)))
+        };
+        context
+            .filter(|context| context.get().claimed_slot() == Some(slot))
+            .ok_or_else(|| self.explain(py, &LedgerError::UnknownSlot(slot)))
+    }
+}
+
+#[pymethods]
+impl Ledger {
+    /// Claims another request, named `request_id`, that goes on from where this one stands.
+    fn fork<'py>(
+        &self,
+        request: &Bound<'py, PyAny>,
+        request_id: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, TextContext>> {
+        let py = request.py();
+        let slot = one_slot_of(request, &self.shared)?;
+        let parent = self.context_under(py, slot)?;
+        let key = RequestKey::of(&request_id)?;
+        let shown = request_id.repr()?;
+        let child = Bound::new(py, parent.get().sibling(py, request_id.unbind(), key.clone()))?;
+        if !self.ids.lock().insert(key.clone()) {
+            return Err(PyValueError::new_err(format!(
+                "request {shown}: a request with this id is claimed already"
+            )));
+        }
+        match self.run(py, |ledger| ledger.fork(slot)) {
+            Ok(slot) => self.bind(&child, slot),
+            Err(error) => {
+                self.ids.lock().remove(&key);
+                return Err(error);
+            }
+        }
+        Ok(child)
+    }
+
+    /// The page copies to carry out before the next forward, in order: int32 [copies, 2], source and
+    /// destination.
+    fn take_page_copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
+        let copies = self.shared.with(py, cache_manager::Ledger::take_page_copies)?;
+        let ids = copies.iter().flat_map(|&(source, destination)| [source, destination]);
+        let ids = ids.map(|page| page.0.cast_signed()).collect();
+        PyArray1::from_vec(py, ids).reshape([copies.len(), 2])
+    }
+}

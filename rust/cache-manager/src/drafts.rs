@@ -1,0 +1,97 @@
+//! Draft tokens: what speculative decoding adds to a step.
+//!
+//! A decode step of a request with `d` drafts computes its active tokens and, behind them, the `d` tokens
+//! that a drafter guessed. Its result says how many guesses were right: these have KV, the newest token has
+//! none yet. What a wrong guess left behind lies past the tokens with KV: it is never published, and the
+//! next step writes over it. So a rejection gives nothing back.
+//!
+//! A step that is planned before that result is known starts where no guess was right, and is moved when
+//! some were. Its pages cover the case that all were, its own drafts, and those that the drafter adds.
+
+use crate::error::LedgerError;
+use crate::sequence::{Sequence, StepOut};
+use crate::slots::SlotId;
+
+/// Tokens past the longest sequence that a request with so many drafts may hold pages for.
+pub(crate) fn slack(drafts: u32) -> u32 {
+    if drafts == 0 { 0 } else { 3 * drafts + 1 }
+}
+
+impl StepOut {
+    /// One past the last position that the forward writes to, drafts included.
+    #[inline]
+    pub(crate) fn reach(&self) -> u32 {
+        self.end + self.drafts
+    }
+}
+
+impl Sequence {
+    /// Drafts that a step from token `start` to `end` of `len` verifies: none while the prompt is computed,
+    /// and none where known tokens follow.
+    #[inline]
+    pub(crate) fn drafts_of(&self, start: u32, end: u32, len: u32) -> u32 {
+        if start < self.prompt_end || end < len || self.dummy { 0 } else { self.drafts }
+    }
+
+    /// Tokens that there must be pages for behind the end of a step that is planned after the `older` ones.
+    #[inline]
+    pub(crate) fn draft_room<'a>(&self, older: impl Iterator<Item = &'a StepOut>) -> u32 {
+        if self.drafts == 0 || self.dummy {
+            0
+        } else {
+            older.map(|out| out.drafts).sum::<u32>() + 2 * self.drafts
+        }
+    }
+
+    /// Tokens that the row has pages for, at least.
+    pub(crate) fn reserved(&self) -> u32 {
+        match self.steps_out.len().checked_sub(1) {
+            Some(older) => self.position + self.draft_room(self.steps_out.iter().take(older)),
+            None => self.position,
+        }
+    }
+
+    /// Checks that the result of `out`, the oldest step, may bring `count` tokens.
+    pub(crate) fn check_result(&self, slot: SlotId, out: &StepOut, count: u32) -> Result<(), LedgerError> {
+        if count > 0 && out.end < self.known() {
+            return Err(LedgerError::Mismatch(format!(
+                "slot {slot}: {count} tokens for a step that computed up to token {} of {} known ones: its count must be 0",
+                out.end,
+                self.known()
+            )));
+        }
+        let drafts = self.verified(out);
+        if drafts > 0 && count > drafts + 1 {
+            return Err(LedgerError::Mismatch(format!(
+                "slot {slot}: {count} tokens for a step that verified {drafts} drafts: at most {} may come",
+                drafts + 1
+            )));
+        }
+        if drafts == 0 && self.unknown > 0 && count > self.unknown {
+            return Err(LedgerError::Mismatch(format!(
+                "slot {slot}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
+                self.unknown
+            )));
+        }
+        Ok(())
+    }
+
+    /// Drafts that the result of `out`, the oldest step, tells of. None while tokens are missing that the
+    /// step computed: what comes now are these.
+    fn verified(&self, out: &StepOut) -> u32 {
+        if out.end == self.known() { out.drafts } else { 0 }
+    }
+
+    /// Counts what `out`, until now the oldest step, computed as processed, with the drafts that were
+    /// right if its result brings `count` tokens. A step out that was planned behind it moves by as many.
+    pub(crate) fn count_computed(&mut self, out: &StepOut, count: u32) {
+        let accepted = if self.verified(out) > 0 { count.saturating_sub(1) } else { 0 };
+        for later in &mut self.steps_out {
+            later.start += accepted;
+            later.end += accepted;
+        }
+        self.position += accepted;
+        // A hit may have moved past the end of this step meanwhile.
+        self.processed = self.processed.max(out.end + accepted);
+    }
+}

@@ -1,0 +1,79 @@
+//! `fork`: another request that goes on from where one stands, on the same pages.
+//!
+//! The child holds every page of its parent that has computed tokens, the partial last one too. Who writes
+//! first into a page that both hold gets a copy of it (`page_copies`).
+
+use crate::error::LedgerError;
+use crate::ledger::Ledger;
+use crate::sequence::{NewSequence, Sequence};
+use crate::slots::SlotId;
+
+#[cfg(test)]
+mod tests;
+
+impl Ledger {
+    /// Claims a request with the tokens, namespace and limits of the one under `slot`, and its KV. Steps
+    /// out and placeholders are the parent's alone: the child stands at the last token with KV.
+    ///
+    /// # Errors
+    /// An unknown slot; a padding request; no slot left. Nothing is changed then.
+    pub fn fork(&mut self, slot: SlotId) -> Result<SlotId, LedgerError> {
+        let parent = self.sequence(slot)?;
+        if parent.dummy {
+            return Err(LedgerError::Padding(slot));
+        }
+        if self.slots.len() == SlotId::MAX {
+            return Err(LedgerError::NoSlot(SlotId::MAX));
+        }
+        let child = parent.fork(self.counters.claims + 1, self.config.page_size);
+        self.counters.claims += 1;
+        self.counters.forks += 1;
+        for &page in &child.row {
+            self.slab.acquire(page);
+        }
+        if child.epoch == self.epoch {
+            self.tree.acquire_namespace(&child.namespace_key);
+            for &block in &child.anchored {
+                self.tree.anchor(child.nodes[block as usize]);
+            }
+        }
+        let slot = self.slots.insert(child);
+        self.orphans.remove(&slot); // of the same number two million claims ago
+        Ok(slot)
+    }
+}
+
+impl Sequence {
+    /// A sequence that has what this one has computed; the caller counts its references.
+    fn fork(&self, serial: u64, page_size: u32) -> Sequence {
+        // A token that is computed and not known is a placeholder too.
+        let processed = self.processed.min(self.known());
+        let new = NewSequence {
+            tokens: self.tokens[..self.known() as usize].to_vec(),
+            max_length: self.max_length,
+            namespace: self.namespace_key.clone(),
+            extras: self.extras.clone(),
+            chain: self.chain.clone(),
+            guards: self.guards.clone(),
+            retention: self.retention.clone(),
+            no_read: self.no_read,
+            no_store: self.no_store,
+            drafts: self.drafts,
+        };
+        Sequence {
+            row: self.row[..processed.div_ceil(page_size) as usize].to_vec(),
+            nodes: self.nodes.clone(),
+            anchored: self.anchored.clone(),
+            blocked: self.blocked,
+            processed,
+            position: processed,
+            prompt: self.prompt,
+            prompt_end: self.prompt_end,
+            cached: self.cached,
+            admitted: self.admitted,
+            // The parent's newest forward may write to what the child holds.
+            last_step: self.last_step,
+            ..Sequence::new(new, serial, self.namespace, self.epoch)
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What needs a look inside: full blocks that both sides of a fork have yet to publish.
+
+use crate::config::{LedgerConfig, OnDuplicate, Reserve};
+use crate::ledger::Ledger;
+use crate::sequence::NewSequence;
+use block_hash::{Algo, Chain, ExtraKeys};
+use block_pool::{EvictionPolicy, PageId, Priority};
+use radix_tree::NamespaceKey;
+
+#[test]
+fn the_second_to_publish_a_shared_block_finds_its_own_page_stored() {
+    let mut ledger = Ledger::new(LedgerConfig {
+        page_size: 4,
+        pages: 4,
+        prefix_caching: true,
+        algo: Algo::AHash64,
+        seed: None,
+        on_duplicate: OnDuplicate::Adopt,
+        reserve: Reserve::Chunk,
+        policy: EvictionPolicy::PriorityLru,
+        event_buffer_max_size: 0,
+        priority: Priority::DEFAULT,
+        max_seq_len: None,
+        max_num_input_tokens: None,
+    });
+    let namespace = NamespaceKey::default();
+    let request = NewSequence {
+        tokens: (0..9).collect(),
+        max_length: 100,
+        extras: ExtraKeys::default(),
+        chain: Chain::new(Algo::AHash64, &namespace.root(None)),
+        namespace,
+        guards: None,
+        retention: None,
+        no_read: false,
+        no_store: true,
+        drafts: 0,
+    };
+    let parent = ledger.claim(request).map_err(|refused| refused.error).unwrap();
+    ledger.alloc(&[parent], &[]).unwrap();
+    ledger.step(&[parent], &[], None).unwrap();
+    let child = ledger.fork(parent).unwrap();
+    for slot in [parent, child] {
+        ledger.slots.get_mut(slot).unwrap().no_store = false;
+        ledger.commit(slot).unwrap();
+        ledger.verify().unwrap();
+    }
+    let counters = ledger.counters();
+    let published = (counters.published_blocks, counters.adopted_blocks, counters.private_blocks);
+    assert_eq!(published, (2, 0, 0));
+    assert_eq!([1, 2, 3].map(|page| ledger.slab.refs(PageId(page))), [2, 2, 2]);
+    ledger.release(&[parent, child]).unwrap();
+    ledger.verify().unwrap();
+    assert_eq!(ledger.slab.available(), 4);
+}

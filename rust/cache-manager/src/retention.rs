@@ -1,0 +1,217 @@
+//! Retention: which of a request's blocks are kept longer than others.
+
+use crate::error::LedgerError;
+use crate::events::{Change, EventLog};
+use crate::ledger::Ledger;
+use crate::sequence::Sequence;
+use crate::slots::SlotId;
+use block_pool::{PageId, Priority, Retention, Slab};
+use radix_tree::{NodeId, ParentId, PrefixTree};
+use std::ops::Range;
+use thiserror::Error;
+
+/// What a request says of its blocks. A block takes the range that covers its first token; a block of the
+/// prompt in no range is left as it is.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BlockRetention {
+    ranges: Vec<TokenRange>,
+    decode: Retention,
+}
+
+/// Tokens `start .. end` of the prompt.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TokenRange {
+    /// First token.
+    pub start: u32,
+    /// One past the last token; `None`: to the end of the prompt.
+    pub end: Option<u32>,
+    /// For the blocks that begin there.
+    pub retention: Retention,
+}
+
+/// Ranges that are none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum RangeError {
+    /// A range without tokens.
+    #[error("ranges[{0}]: start is not before end")]
+    Empty(usize),
+    /// A range that begins before the one before it ends.
+    #[error("ranges[{0}]: starts before ranges[{before}] ends; ranges are sorted and disjoint", before = .0 - 1)]
+    Overlap(usize),
+    /// An open range that is not the last.
+    #[error("ranges[{0}]: has no end, which only the last may do")]
+    Open(usize),
+    /// A range past the end of the prompt.
+    #[error("ranges[{index}]: ends at token {end} of a prompt of {tokens} tokens")]
+    PastThePrompt {
+        /// Which range.
+        index: usize,
+        /// Where it ends.
+        end: u32,
+        /// Tokens of the prompt.
+        tokens: u32,
+    },
+}
+
+impl BlockRetention {
+    /// `ranges` of a prompt of `tokens` tokens, and `decode` for the blocks that are generated.
+    ///
+    /// # Errors
+    /// Ranges that are empty, unsorted, overlapping, open before the last, or past the prompt.
+    pub fn new(
+        ranges: Vec<TokenRange>,
+        decode: Retention,
+        tokens: u32,
+    ) -> Result<BlockRetention, RangeError> {
+        let mut covered = Some(0);
+        for (index, range) in ranges.iter().enumerate() {
+            let Some(before) = covered else { return Err(RangeError::Open(index - 1)) };
+            if range.end.is_some_and(|end| end <= range.start) {
+                return Err(RangeError::Empty(index));
+            }
+            if range.start < before {
+                return Err(RangeError::Overlap(index));
+            }
+            let end = range.end.unwrap_or(range.start + 1);
+            if end > tokens {
+                return Err(RangeError::PastThePrompt { index, end, tokens });
+            }
+            covered = range.end;
+        }
+        Ok(BlockRetention { ranges, decode })
+    }
+
+    /// What holds for the block that begins at `token`, of a request whose prompt has `prompt` tokens.
+    pub fn of(&self, token: u32, prompt: u32) -> Option<Retention> {
+        if token >= prompt {
+            return Some(self.decode);
+        }
+        let after = self.ranges.partition_point(|range| range.start <= token);
+        let range = self.ranges[..after].last()?;
+        range.end.is_none_or(|end| token < end).then_some(range.retention)
+    }
+}
+
+/// What a session is going to do.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum SessionHint {
+    /// It comes back soon: its blocks are kept at this priority at least.
+    ResumeSoon(Retention),
+    /// It is over: blocks that it shares with nobody go first.
+    Done,
+}
+
+impl Ledger {
+    /// Says what comes of the stored blocks of every request in `batch`. Legal until the release, which it
+    /// usually precedes.
+    ///
+    /// # Errors
+    /// A slot that is unknown or twice in the batch. Nothing is changed then.
+    pub fn hint_sessions(&mut self, batch: &[SlotId], hint: SessionHint) -> Result<(), LedgerError> {
+        self.check_batch(batch)?;
+        batch.iter().for_each(|&slot| self.hint_session(slot, hint));
+        Ok(())
+    }
+
+    fn hint_session(&mut self, slot: SlotId, hint: SessionHint) {
+        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.epoch == self.epoch) else {
+            return;
+        };
+        match hint {
+            SessionHint::ResumeSoon(retention) => {
+                let pages: Vec<_> = sequence.nodes.iter().filter_map(|&node| self.tree.page(node)).collect();
+                for page in pages {
+                    if self.slab.priority(page) <= retention.priority() {
+                        retain(&mut self.slab, &self.tree, &mut self.events, page, Some(retention));
+                    }
+                }
+            }
+            SessionHint::Done => self.give_up_own(slot),
+        }
+    }
+
+    /// From the request's last stored block back to where another session branches off or reads along.
+    fn give_up_own(&mut self, slot: SlotId) {
+        let lowest = Retention::from(Priority::LOWEST);
+        let mut node = self.slots.get(slot).and_then(|sequence| sequence.nodes.last().copied());
+        let mut below = None;
+        while let Some(own) = node {
+            let alone = below.map_or(self.tree.is_leaf(own), |child| !self.tree.has_siblings(child));
+            let page = self.tree.page(own).filter(|&page| alone && self.slab.refs(page) == 1);
+            let Some(page) = page else { return };
+            retain(&mut self.slab, &self.tree, &mut self.events, page, Some(lowest));
+            below = Some(own);
+            node = match self.tree.parent(own) {
+                ParentId::Node(parent) => Some(parent),
+                ParentId::Root(_) => None,
+            };
+        }
+    }
+
+    /// The request uses its stored blocks from number `first` on: what it says of them holds from now on.
+    pub(crate) fn use_blocks(&mut self, slot: SlotId, first: usize) {
+        let page_size = self.config.page_size as usize;
+        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.retention.is_some()) else {
+            return;
+        };
+        for (block, &node) in sequence.nodes.iter().enumerate().skip(first) {
+            if let Some(page) = self.tree.page(node) {
+                let retention = sequence.retention_of(block, page_size);
+                retain(&mut self.slab, &self.tree, &mut self.events, page, retention);
+            }
+        }
+    }
+
+    /// Blocks of the request count as reused; then what they follow does too, so that a policy which
+    /// protects reused blocks never drops one before a block below it.
+    pub(crate) fn mark_reused(&mut self, slot: SlotId, blocks: Range<usize>) {
+        let Some(sequence) = self.slots.get(slot) else { return };
+        let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
+        for (block, &node) in nodes.iter().enumerate().rev() {
+            let fresh = self.tree.page(node).is_some_and(|page| self.slab.mark_reused(page));
+            if block < blocks.start && !fresh {
+                return;
+            }
+        }
+    }
+
+    /// Tells the pool the time; priorities that ended are told.
+    pub(crate) fn tell_time(&mut self) {
+        for lapsed in self.slab.tell_time(self.now) {
+            tell_priority(&self.slab, &self.tree, &mut self.events, lapsed.page, lapsed.from);
+        }
+    }
+}
+
+impl Sequence {
+    /// What the request says of one of its blocks, if it says anything.
+    #[inline]
+    pub(crate) fn retention_of(&self, block: usize, page_size: usize) -> Option<Retention> {
+        self.retention.as_ref()?.of((block * page_size) as u32, self.prompt)
+    }
+}
+
+/// Gives `page`, which stands for a block, another retention, unless there is none to give.
+pub(crate) fn retain(
+    slab: &mut Slab,
+    tree: &PrefixTree,
+    events: &mut EventLog,
+    page: PageId,
+    retention: Option<Retention>,
+) {
+    if let Some(retention) = retention {
+        let before = slab.priority(page);
+        slab.retain(page, retention);
+        tell_priority(slab, tree, events, page, before);
+    }
+}
+
+/// Tells of a stored block's other priority.
+fn tell_priority(slab: &Slab, tree: &PrefixTree, events: &mut EventLog, page: PageId, before: Priority) {
+    let after = slab.priority(page);
+    if before != after
+        && let Some(link) = slab.node(page)
+    {
+        events.updated(tree.key(NodeId(link.0)), Change::Priority(before, after));
+    }
+}
