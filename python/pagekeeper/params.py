@@ -11,17 +11,33 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike, parse_device
 
-__all__ = ["HashAlgorithm", "KVCacheParams", "MHAKVCacheParams", "OnDuplicate", "Priority", "whole_number"]
+__all__ = [
+    "EvictionPolicy",
+    "HashAlgorithm",
+    "KVCacheParams",
+    "MHAKVCacheParams",
+    "OnDuplicate",
+    "Priority",
+    "whole_number",
+]
 
 HashAlgorithm: TypeAlias = Literal["ahash64", "sha256", "sha256_64"]
 OnDuplicate: TypeAlias = Literal["adopt", "private"]
 Priority: TypeAlias = int | Literal["low", "medium", "high"]
 
 _Given = TypeVar("_Given")
+
+
+class EvictionPolicy(StrEnum):
+    """Which cached block goes when a page is wanted and none is free. Equal to its own name as a string."""
+
+    PRIORITY_LRU = "priority_lru"
+    """The lowest priority, and of that the least recently released."""
 
 
 @dataclass(frozen=True, init=False)
@@ -41,6 +57,7 @@ class KVCacheParams(ABC):
             seed for "ahash64" and a random one in each process for the SHA family.
         on_duplicate: what happens to a request that computed a block which is cached by then: "adopt" moves
             it to the cached page and frees its own, "private" leaves it on its own page.
+        eviction_policy: an `EvictionPolicy`, or its name: "priority_lru".
         default_retention_priority: 0 (evicted first) to 100, or "low" (20), "medium" (35), "high" (80).
 
     Raises:
@@ -57,6 +74,7 @@ class KVCacheParams(ABC):
     kv_hash_algo: HashAlgorithm
     kv_hash_seed: str | None = field(repr=False)  # whoever knows it can make blocks collide
     on_duplicate: OnDuplicate
+    eviction_policy: EvictionPolicy
     default_retention_priority: int
 
     def __init__(
@@ -71,6 +89,7 @@ class KVCacheParams(ABC):
         kv_hash_algo: HashAlgorithm = "ahash64",
         kv_hash_seed: str | None = None,
         on_duplicate: OnDuplicate = "adopt",
+        eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
     ) -> None:
         self._keep("dtype", dtype, DType.parse)
@@ -82,6 +101,7 @@ class KVCacheParams(ABC):
         self._keep("kv_hash_algo", kv_hash_algo, _parse_choice(get_args(HashAlgorithm)))
         self._keep("kv_hash_seed", kv_hash_seed, _parse_seed)
         self._keep("on_duplicate", on_duplicate, _parse_choice(get_args(OnDuplicate)))
+        self._keep("eviction_policy", eviction_policy, _parse_policy)
         self._keep("default_retention_priority", default_retention_priority, _parse_priority)
 
     def _keep(self, field: str, given: _Given, parse: Callable[[_Given], object]) -> None:
@@ -140,6 +160,7 @@ class MHAKVCacheParams(KVCacheParams):
         kv_hash_algo: HashAlgorithm = "ahash64",
         kv_hash_seed: str | None = None,
         on_duplicate: OnDuplicate = "adopt",
+        eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
     ) -> None:
         super().__init__(
@@ -152,6 +173,7 @@ class MHAKVCacheParams(KVCacheParams):
             kv_hash_algo=kv_hash_algo,
             kv_hash_seed=kv_hash_seed,
             on_duplicate=on_duplicate,
+            eviction_policy=eviction_policy,
             default_retention_priority=default_retention_priority,
         )
         self._keep("n_kv_heads", n_kv_heads, _parse_count)
@@ -220,6 +242,13 @@ def _parse_choice(allowed: tuple[str, ...]) -> Callable[[object], object]:
         return value
 
     return parse
+
+
+def _parse_policy(value: object) -> EvictionPolicy:
+    try:
+        return EvictionPolicy(value)
+    except ValueError:
+        raise ValueError(f"must be one of {', '.join(repr(policy.value) for policy in EvictionPolicy)}") from None
 
 
 def _parse_seed(value: object) -> str | None:
