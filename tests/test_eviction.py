@@ -86,6 +86,29 @@ def test_a_thousand_of_ten_thousand_cached_blocks_are_evicted_in_the_order_of_th
     assert kept == [0] * 10 + [400] * 90
 
 
+# Policies (PAGE-19)
+
+HOT_BLOCKS_LEFT = {"priority_lru": 0, "priority_slru": 64}
+
+
+@pytest.mark.parametrize("policy", pk.EvictionPolicy)
+def test_what_a_scan_leaves_of_blocks_that_were_used_a_thousand_times(policy: pk.EvictionPolicy) -> None:
+    kv = manager(pages=2_048, eviction_policy=policy)
+    hot = range(64 * 4)
+    for _ in range(1_000):
+        store(kv, [*hot, -1])
+    assert kv.metrics()["reused_blocks"] == 999 * 64
+    for scan in range(1, 65):
+        store(kv, range(1_000 * scan, 1_000 * scan + 64 * 4))  # once, and never again
+    left = HOT_BLOCKS_LEFT[policy]
+    store(kv, [*hot, -1])
+    counted = kv.metrics()
+    assert counted["reused_blocks"] == 999 * 64 + left
+    assert counted["published_blocks"] == 64 + 64 * 64 + 64 - left
+    # In the end every page but that of the last token holds a block; the other blocks were evicted.
+    assert counted["evictions"] == counted["published_blocks"] - 2_047
+
+
 # Reset (PAGE-21)
 
 

@@ -1,8 +1,12 @@
-"""A real conversation trace, whole: the manager finds, evicts and keeps what a model in dictionaries does."""
+"""A real conversation trace, whole: the manager finds, evicts and keeps what a model in dictionaries does.
+
+`--long` cuts it into smaller pages.
+"""
 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +16,11 @@ import pytest
 import pagekeeper as pk
 from model.cache import Cache, Served
 from model.engine import manager
-from pagekeeper.params import EvictionPolicy
-from pagekeeper.traces import TraceRequest, read_trace
 
 NAMED = 512
 """Tokens that one id of the trace names."""
+
+LONGEST_OUTPUT = 2_000
 
 POOLS = (160_000, 1_000_000, 6_000_000)
 """Tokens; the longest request has 126,527."""
@@ -25,11 +29,17 @@ POOLS = (160_000, 1_000_000, 6_000_000)
 class Visit(NamedTuple):
     """A request of the trace, and a name for each full block of its prompt and output."""
 
-    request: TraceRequest
+    number: int
+    ids: list[int]
+    prompt: int
+    output: int
     names: list[int]
 
     def tokens(self) -> Any:
-        return np.concatenate([self.request.prompt.array(), self.request.output.array()])
+        """Each id is a text of its own; outputs, in negative tokens, are the request's alone."""
+        named = np.array(self.ids, np.int32)[:, None] * NAMED + np.arange(NAMED, dtype=np.int32)
+        output = -1 - self.number * LONGEST_OUTPUT - np.arange(self.output, dtype=np.int32)
+        return np.concatenate([named.ravel()[: self.prompt], output])
 
 
 class Names:
@@ -54,14 +64,12 @@ def visits(trace: Path, page_size: int, names: Names) -> list[Visit]:
     """The requests of a trace, their blocks named by its ids and not by their tokens."""
     found = []
     pages_of_id = NAMED // page_size
-    with trace.open() as lines:
-        for number, (request, line) in enumerate(zip(read_trace([trace]), lines, strict=True)):
-            ids = json.loads(line)["hash_ids"]
-            prompt = len(request.prompt) // page_size
-            every = (len(request.prompt) + len(request.output)) // page_size
-            shared = [(ids[block // pages_of_id], block % pages_of_id) for block in range(prompt)]
-            alone = [("of one request", number)] * (every - prompt)
-            found.append(Visit(request, names.chain([*shared, *alone])))
+    for number, line in enumerate(trace.read_text().splitlines()):
+        row = json.loads(line)
+        ids, prompt, output = row["hash_ids"], row["input_length"], row["output_length"]
+        shared = [(ids[page // pages_of_id], page % pages_of_id) for page in range(prompt // page_size)]
+        alone = [("output", number)] * ((prompt + output) // page_size - len(shared))
+        found.append(Visit(number, ids, prompt, output, names.chain([*shared, *alone])))
     return found
 
 
@@ -69,6 +77,7 @@ def visits(trace: Path, page_size: int, names: Names) -> list[Visit]:
 class Pair:
     """A manager, and the model of it."""
 
+    policy: pk.EvictionPolicy
     kv: Any
     model: Cache
 
@@ -78,8 +87,10 @@ class Pair:
         A page that is taken is the victim if it stood for a block. So equal pages at every request are
         equal victims in equal order.
         """
-        prompt, output = len(visit.request.prompt), len(visit.request.output)
-        assert self.serve_for_real(tokens, prompt) == self.model.serve(visit.names, prompt, output)
+        expected = self.model.serve(visit.names, visit.prompt, visit.output)
+        assert self.serve_for_real(tokens, visit.prompt) == expected, (
+            f"{self.policy}, {self.kv.total_num_pages} pages"
+        )
 
     def serve_for_real(self, tokens: Any, prompt: int) -> Served:
         """The prompt in one forward, all of the output in a second, as accepted drafts would be."""
@@ -104,37 +115,37 @@ class Pair:
         return pages
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("policy", EvictionPolicy)
+def pairs(page_size: int) -> list[Pair]:
+    """Every policy at every size."""
+    made = []
+    for policy, size in product(pk.EvictionPolicy, POOLS):
+        kv = manager(size // page_size, page_size, eviction_policy=policy)
+        made.append(Pair(policy, kv, Cache(page_size, size // page_size, policy)))
+    return made
+
+
+@pytest.mark.timeout(1200)
 def test_the_whole_conversation_trace_is_served_as_the_model_serves_it(
-    policy: str, shared_dir: Path, long_run: bool
+    shared_dir: Path, long_run: bool
 ) -> None:
-    trace = shared_dir / "traces" / "mooncake_conversation_trace.jsonl"
     page_size = 128 if long_run else NAMED
     names = Names()
-    requests = visits(trace, page_size, names)
+    requests = visits(shared_dir / "traces" / "mooncake_conversation_trace.jsonl", page_size, names)
     assert len(requests) == 12_031
-    pairs = [
-        Pair(
-            manager(size // page_size, page_size, eviction_policy=policy),
-            Cache(page_size, size // page_size, policy),
-        )
-        for size in POOLS
-    ]
-    last = dict[int, int]()
+    last_use = dict[int, int]()
+    caches = pairs(page_size)
     for number, visit in enumerate(requests):
         tokens = visit.tokens()
-        for pair in pairs:
+        for pair in caches:
             pair.serve(visit, tokens)
-        last |= dict.fromkeys(visit.names, number)
-    for pair in pairs:
-        assert pair.model.evictions > 0
+        last_use |= dict.fromkeys(visit.names, number)
+    for pair in caches:
         counted = pair.kv.metrics()
-        assert counted["evictions"] == pair.model.evictions
+        assert counted["evictions"] == pair.model.evictions > 0
         assert counted["cached_blocks"] == len(pair.model.stored)
         stored = set(pair.model.stored)
         for leaf in stored - {names.parents[name] for name in stored}:
-            visit = requests[last[leaf]]
+            visit = requests[last_use[leaf]]
             length = (visit.names.index(leaf) + 1) * page_size
-            assert pair.kv.probe_prefix_match_length([*visit.tokens()[:length], 0]) == length
+            assert pair.kv.probe_prefix_match_length(np.append(visit.tokens()[:length], 0)) == length
         pair.kv.verify()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pagekeeper.errors import InsufficientBlocksError, LedgerCorruptError, RequestTooLargeError
     from pagekeeper.hashing import hash_blocks, hash_blocks_batch
     from pagekeeper.manager import PagedKVCacheManager
-    from pagekeeper.params import KVCacheParams, MHAKVCacheParams
+    from pagekeeper.params import EvictionPolicy, KVCacheParams, MHAKVCacheParams
     from pagekeeper.tables import KVCacheInputs
     from pagekeeper.transfers import CompletedTransfer
 
@@ -29,6 +29,7 @@ _HOMES = {
     "CompletedTransfer": "transfers",
     "DType": "dtypes",
     "DummyKVCache": "dummy",
+    "EvictionPolicy": "params",
     "InsufficientBlocksError": "errors",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
@@ -49,6 +50,7 @@ __all__ = [
     "CompletedTransfer",
     "DType",
     "DummyKVCache",
+    "EvictionPolicy",
     "InsufficientBlocksError",
     "KVCacheInputs",
     "KVCacheParams",

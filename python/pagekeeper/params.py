@@ -245,10 +245,8 @@ def _parse_choice(allowed: tuple[str, ...]) -> Callable[[object], object]:
 
 
 def _parse_policy(value: object) -> EvictionPolicy:
-    try:
-        return EvictionPolicy(value)
-    except ValueError:
-        raise ValueError(f"must be one of {', '.join(repr(policy.value) for policy in EvictionPolicy)}") from None
+    names = tuple(policy.value for policy in EvictionPolicy)
+    return EvictionPolicy(str(_parse_choice(names)(value)))
 
 
 def _parse_seed(value: object) -> str | None:

@@ -1,10 +1,10 @@
 """A cache that serves one request after the other, in dictionaries: which blocks are hits, and which go.
 
-It knows neither tokens nor hashes: the caller names each full block, one name for one whole prefix.
+It knows neither tokens nor hashes: the caller numbers the full blocks, one number for one whole prefix.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 PROTECTED_SHARE = 0.8
@@ -27,8 +27,8 @@ class Cache:
     def __init__(self, page_size: int, pages: int, policy: str) -> None:
         self.page_size = page_size
         self.scan_resistant = {"priority_lru": False, "priority_slru": True}[policy]
-        self.stored: dict[Hashable, int] = {}
-        self.names: dict[int, Hashable] = {}
+        self.stored: dict[int, int] = {}
+        self.names: dict[int, int] = {}
         """What a page stands for: the reverse of `stored`."""
         self.unused = deque(range(1, pages + 1))
         self.loose: deque[int] = deque()
@@ -41,11 +41,11 @@ class Cache:
         self.releases = 0
         self.evictions = 0
 
-    def serve(self, names: Sequence[Hashable], prompt: int, output: int = 0) -> Served:
+    def serve(self, names: Sequence[int], prompt: int, output: int = 0) -> Served:
         """Computes a prompt, then its output in one forward, and lets the request go.
 
         Args:
-            names: of the full blocks of prompt and output.
+            names: those of the full blocks of prompt and output.
             prompt: its tokens. The last is always computed, so its block is no hit.
             output: tokens that follow.
         """
@@ -67,7 +67,7 @@ class Cache:
             self.give_back(page)
         return Served(hits, taken, row)
 
-    def match(self, names: Sequence[Hashable]) -> list[int]:
+    def match(self, names: Sequence[int]) -> list[int]:
         """Pages of the longest stored prefix."""
         pages: list[int] = []
         for name in names:
@@ -77,8 +77,8 @@ class Cache:
             pages.append(page)
         return pages
 
-    def share(self, name: Hashable, page: int) -> int:
-        """Stores a computed block; gives the page to go on with, which is the stored twin's if there is one."""
+    def share(self, name: int, page: int) -> int:
+        """Stores a computed block; gives the page to go on with: its own, or that of the stored twin."""
         twin = self.stored.get(name)
         if twin is None:
             self.stored[name] = page
