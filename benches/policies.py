@@ -2,9 +2,9 @@
 
     python benches/policies.py TRACE...
 
-Each TRACE is a file, or a directory whose files are served together in order of time. A row of the table, which
-is Markdown, is a trace and a size; a policy's figures are the part of the prompt tokens that it found in the
-cache, and the blocks that it evicted.
+Each TRACE is a file, or a directory whose files are served together in order of time. A row of the table is a
+trace and a size; a policy's figures are the part of the prompt tokens that it found in the cache, and the blocks
+that it evicted. The table is Markdown.
 """
 
 from __future__ import annotations
