@@ -2,9 +2,9 @@
 
     python benches/policies.py TRACE...
 
-Each TRACE is a file, or a directory whose files are served together in order of time. A row of the table is a
-trace and a size; a policy's figures are the part of the prompt tokens that it found in the cache, and the blocks
-that it evicted. The table is Markdown.
+Each TRACE is a file, or a directory whose files are served together in order of time. The table is
+Markdown; a row is a trace and a size. A policy's figures are the part of the prompt tokens that it found in
+the cache, and the blocks that it evicted.
 """
 
 from __future__ import annotations

@@ -7,11 +7,8 @@ import pickle
 import resource
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,27 +40,6 @@ class Index:
     def __index__(self) -> int:
         self.act()
         return self.value
-
-
-def in_threads(*works: Callable[[], object]) -> list[BaseException]:
-    """Runs each in a thread of its own, all as mixed up as Python can; gives what they raised."""
-    raised: list[BaseException] = []
-
-    def guarded(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(interval)
-    return raised
 
 
 # What is given.
@@ -337,40 +313,6 @@ def test_what_an_integer_in_an_item_raises_goes_through(raised: type[BaseExcepti
     items: Any = [(bytes(32), Index(0, fail), 1)]
     with pytest.raises(raised):
         pk.TextContext("a", [1], mm_items=items)
-
-
-# Threads.
-
-
-def test_of_two_threads_that_claim_one_id_one_gets_it() -> None:
-    kv = manager()
-    turns = threading.Barrier(2)
-    contexts = [[pk.TextContext(f"request {index}", PROMPT) for index in range(100)] for _ in range(2)]
-
-    def claim_all(mine: list[Any]) -> None:
-        for ctx in mine:
-            turns.wait()
-            with suppress(ValueError):
-                kv.claim(ctx)
-
-    assert in_threads(*(partial(claim_all, mine) for mine in contexts)) == []
-    assert [(a.slot is None) + (b.slot is None) for a, b in zip(*contexts, strict=True)] == [1] * 100
-    kv.verify()
-
-
-def test_threads_with_requests_of_their_own_do_not_meet() -> None:
-    kv = manager(pages=100)
-
-    def live(first: int) -> None:
-        for turn in range(200):
-            batch = [claimed(kv, [first, *PROMPT[: turn % 7 + size]]) for size in (1, 4, 8)]
-            compute(kv, *batch, new_tokens=[1, 2, 3])
-            assert [ctx.tokens.all[-1] for ctx in batch] == [1, 2, 3]
-            kv.release(batch)
-
-    assert in_threads(*(partial(live, first) for first in range(3))) == []
-    kv.verify()
-    assert (kv.block_count().free, kv.metrics()["requests"]) == (100, 0)
 
 
 # The process around the cache.
