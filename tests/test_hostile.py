@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import weakref
@@ -316,6 +317,34 @@ def test_what_an_integer_in_an_item_raises_goes_through(raised: type[BaseExcepti
 
 
 # The process around the cache.
+
+
+LIVES_ON = """
+import sys
+import pagekeeper as pk
+
+params = pk.MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=8, num_layers=1, page_size=4)
+kv = pk.PagedKVCacheManager(params=params, total_num_pages=64, max_batch_size=1, allocate_pools=False)
+ctx = pk.TextContext("a", list(range(9)))
+print("ready", flush=True)
+while sys.argv[1] == "on":
+    kv.claim(ctx), kv.alloc(ctx), kv.runtime_inputs([[ctx]]), kv.step(ctx), kv.release(ctx)
+"""
+
+
+def test_a_process_ends_without_shutdown() -> None:
+    subprocess.run([sys.executable, "-c", LIVES_ON, "no"], check=True, timeout=30, stdout=subprocess.DEVNULL)
+
+
+def test_a_process_that_is_interrupted_in_its_calls_ends() -> None:
+    command = [sys.executable, "-c", LIVES_ON, "on"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert said.endswith("KeyboardInterrupt\n")
 
 
 def test_a_fork_has_a_cache_of_its_own() -> None:
