@@ -40,3 +40,12 @@ class RequestTooLargeError(InsufficientBlocksError):
 
 class LedgerCorruptError(RuntimeError):
     """The books of the cache do not add up. The message names what is wrong first."""
+
+
+def shown(value: object) -> str:
+    """`value` as a message tells it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "an int of thousands of digits"
+    return text if len(text) <= 160 else f"{text[:157]}..."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.context import EngineRequest, read_request
 from pagekeeper.counts import BlockCount, PrefixReuseSummary
+from pagekeeper.errors import shown
 from pagekeeper.hashing import resolve_seed
 from pagekeeper.params import KVCacheParams, whole_number
 from pagekeeper.pools import DevicePool, Layout, usable_pages
@@ -111,7 +112,7 @@ class PagedKVCacheManager:
         self.model_name = _text(model_name, "model_name")
         self.weights_revision = _text(weights_revision, "weights_revision")
         if not isinstance(allocate_pools, bool):
-            raise TypeError(f"allocate_pools: got {allocate_pools!r}, must be True or False")
+            raise TypeError(f"allocate_pools: got {shown(allocate_pools)}, must be True or False")
         self._hash_seed = resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
@@ -619,12 +620,12 @@ class PagedKVCacheManager:
         return min(most, self.max_batch_size * self.max_num_input_tokens)
 
     def _check_replica(self, replica_idx: int) -> None:
-        if replica_idx != 0:
-            raise ValueError(f"replica_idx={replica_idx}: must be 0, there is one replica")
+        if isinstance(replica_idx, bool | float) or replica_idx != 0:
+            raise ValueError(f"replica_idx={shown(replica_idx)}: must be 0, there is one replica")
 
     def _check_group(self, group: str | None) -> None:
         if group is not None:
-            raise ValueError(f"group={group!r}: must be None, the cache has one group")
+            raise ValueError(f"group={shown(group)}: must be None, the cache has one group")
 
 
 def is_one(batch: Batch) -> bool:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike, parse_device
+from pagekeeper.errors import shown
 
 __all__ = [
     "EvictionPolicy",
@@ -109,7 +110,7 @@ class KVCacheParams(ABC):
         try:
             kept = parse(given)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{field}={given!r}: {error}") from error
+            raise ValueError(f"{field}={shown(given)}: {error}") from error
         object.__setattr__(self, field, kept)  # past the freeze
 
     @property
@@ -202,7 +203,7 @@ def whole_number(value: object, name: str, least: int = 1, most: int = 2**31 - 1
     try:
         return _parse_count(value, least, most)
     except ValueError as error:
-        raise ValueError(f"{name}={value!r}: {error}") from None
+        raise ValueError(f"{name}={shown(value)}: {error}") from None
 
 
 def _parse_count(value: object, least: int = 1, most: int = 2**31 - 1) -> int:

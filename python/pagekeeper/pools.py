@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from pagekeeper.errors import shown
 from pagekeeper.params import KVCacheParams, whole_number
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class DevicePool:
             return view
         if layout == "HND":
             return view.transpose(2, 3)
-        raise ValueError(f"layout={layout!r}: must be 'NHD' or 'HND'")
+        raise ValueError(f"layout={shown(layout)}: must be 'NHD' or 'HND'")
 
     def pages(self) -> torch.Tensor:
         """Every page as bytes, for transfers: uint8 [pages + 1, bytes_per_page], a view."""

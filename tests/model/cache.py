@@ -7,9 +7,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-PROTECTED_SHARE = 0.8
-"""Of the idle blocks, the part that reuse protects from blocks that came once."""
-
 
 class Served(NamedTuple):
     """What serving a request came to, in page ids but for the hits, which are blocks."""
@@ -118,10 +115,10 @@ class Cache:
     def victim(self) -> int:
         """The least recently released block that was never found again, as long as there is one.
 
-        When more than `PROTECTED_SHARE` of the idle blocks are protected, protection is off: the least
+        When more than four fifths of the idle blocks were found again, that protects none: the least
         recently released of all goes.
         """
-        crowded = len(self.again) > PROTECTED_SHARE * (len(self.once) + len(self.again))
+        crowded = 5 * len(self.again) > 4 * (len(self.once) + len(self.again))
         if not self.once or (crowded and oldest(self.again) < oldest(self.once)):
             return self.again.popitem(last=False)[0]
         return self.once.popitem(last=False)[0]

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBool, PyBytes, PyList};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -83,6 +83,9 @@ impl Drop for Ledger {
 
 /// The argument `now`, in seconds.
 fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
+    if now.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err("now: got bool, must be a time in seconds"));
+    }
     now.extract().map_err(|error: PyErr| {
         let py = now.py();
         if error.is_instance_of::<PyOverflowError>(py) {
@@ -173,9 +176,11 @@ impl Ledger {
 
     fn alloc(&self, batch: &Bound<'_, PyAny>, num_tokens: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
         let slots = slots_of(batch, &self.shared, false)?;
-        let bounds =
-            num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?.unwrap_or_default();
-        self.run(batch.py(), |ledger| ledger.alloc(&slots, &bounds))?;
+        let bounds = num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?;
+        if bounds.as_ref().is_some_and(Vec::is_empty) && !slots.is_empty() {
+            return Err(PyValueError::new_err("num_tokens: empty; give one number, or one a request"));
+        }
+        self.run(batch.py(), |ledger| ledger.alloc(&slots, &bounds.unwrap_or_default()))?;
         Ok(slots.len())
     }
 
