@@ -62,6 +62,7 @@ def test_json_has_every_field_of_the_result(trace: Path) -> None:
 
 def test_options_reach_the_replay() -> None:
     options = ["--page-size", "8", "--pages", "70", "--concurrency", "3", "--hash-algo", "sha256"]
+    options += ["--policy", "priority_lru"]
     report = json.loads(
         run(
             "replay", "--generate", "3", "--system-tokens", "9", *options, "--no-prefix-caching", "--json"
@@ -72,6 +73,7 @@ def test_options_reach_the_replay() -> None:
         "pages": 70,
         "concurrency": 3,
         "hash_algo": "sha256",
+        "eviction_policy": "priority_lru",
         "prefix_caching": False,
     }
 
@@ -139,6 +141,7 @@ def test_the_format_can_be_forced(trace: Path) -> None:
         (["--generate", "5", "--seed", "9223372036854775808"], "seed=9223372036854775808: must be from 0"),
         (["--generate", "0"], "0 is not in the range"),
         (["--generate", "5", "--hash-algo", "md5"], "'md5' is not one of 'ahash64', 'sha256', 'sha256_64'"),
+        (["--generate", "5", "--policy", "mru"], "'mru' is not "),
         (["gone.jsonl"], "'gone.jsonl' does not exist"),
     ],
 )

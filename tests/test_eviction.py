@@ -67,6 +67,32 @@ def test_blocks_that_a_request_uses_are_never_evicted() -> None:
     assert row(kv, user) == [1, 2, 3]
 
 
+def test_of_a_branch_only_what_no_request_uses_is_evicted() -> None:
+    kv = manager(pages=9, page_size=2)
+    user = prefilled(kv, PROMPT[:12])
+    branch = [*PROMPT[:6], *range(50, 56)]
+    store(kv, branch)  # three blocks of the user's, and three of its own
+    greedy = claimed(kv, range(60, 68))
+    with pytest.raises(pk.InsufficientBlocksError):
+        kv.alloc(greedy)  # four pages
+    kv.alloc(greedy, num_tokens=6)
+    assert (hit(kv, branch), hit(kv, PROMPT)) == (6, 12)
+    kv.release([user, greedy])
+    assert free(kv) == 9
+
+
+def test_a_prompt_of_the_size_of_the_pool_evicts_all_others_and_nothing_of_its_own() -> None:
+    kv = manager(pages=8)
+    cached = range(100, 132)
+    store(kv, cached)
+    prompt = range(50, 82)
+    ctx = claimed(kv, prompt)
+    for chunk in range(1, 9):
+        compute(kv, ctx, num_tokens=4)
+        assert hit(kv, [*cached, 0]) == 32 - 4 * chunk
+        assert hit(kv, [*prompt, 0]) == 4 * chunk
+
+
 def test_a_hit_that_was_seen_and_evicted_meanwhile_is_not_served() -> None:
     kv = manager(pages=4)
     store(kv, PROMPT[:12])
@@ -84,6 +110,29 @@ def test_a_thousand_of_ten_thousand_cached_blocks_are_evicted_in_the_order_of_th
     kv.alloc(claimed(kv, range(100_000, 104_000)))
     kept = [hit(kv, range(start, start + 401)) for start in range(0, 40_000, 400)]
     assert kept == [0] * 10 + [400] * 90
+
+
+# Policies (PAGE-19)
+
+HOT_BLOCKS_LEFT = {"priority_lru": 0, "priority_slru": 64}
+
+
+@pytest.mark.parametrize("policy", pk.EvictionPolicy)
+def test_what_a_scan_leaves_of_blocks_that_were_used_a_thousand_times(policy: pk.EvictionPolicy) -> None:
+    kv = manager(pages=2_048, eviction_policy=policy)
+    hot = range(64 * 4)
+    for _ in range(1_000):
+        store(kv, [*hot, -1])
+    assert kv.metrics()["reused_blocks"] == 999 * 64
+    for scan in range(1, 65):
+        store(kv, range(1_000 * scan, 1_000 * scan + 64 * 4))  # once, and never again
+    left = HOT_BLOCKS_LEFT[policy]
+    store(kv, [*hot, -1])
+    counted = kv.metrics()
+    assert counted["reused_blocks"] == 999 * 64 + left
+    assert counted["published_blocks"] == 64 + 64 * 64 + 64 - left
+    # In the end every page but that of the last token holds a block; the other blocks were evicted.
+    assert counted["evictions"] == counted["published_blocks"] - 2_047
 
 
 # Reset (PAGE-21)

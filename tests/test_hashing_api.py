@@ -3,12 +3,15 @@
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pagekeeper as pk
+from model.engine import manager
 
 TOKENS = [5, 0, 2**31 - 1, 151_643, 9, 1, 2, 3, 4]
 ALGORITHMS: list[Any] = ["ahash64", "sha256", "sha256_64"]
@@ -53,6 +56,8 @@ FORMS: dict[str, Any] = {
     "read-only": np.frombuffer(np.array(TOKENS, np.int32).tobytes(), np.int32),
     "tuple": tuple(TOKENS),
     "numpy scalars": [np.int64(token) for token in TOKENS],
+    "torch int64": torch.tensor(TOKENS),
+    "torch scalars": [torch.tensor(token) for token in TOKENS],
 }
 
 
@@ -76,6 +81,8 @@ def test_negative_tokens_are_legal_and_differ_from_each_other() -> None:
         ([2**64, 1], 0),
         ([1, 1.0], 1),
         ([True, 1], 0),
+        ([1, True], 1),  # Python's hash() is that of [1, 1]
+        ([2**61 - 1, 5], 0),  # Python's hash() is that of [0, 5]
         ([1, None], 1),
         ([1, "2"], 1),
         (np.array([1, 2**31], np.int64), 1),
@@ -302,19 +309,35 @@ def test_a_salt_that_is_no_text_is_refused_by_name(wrong: Any) -> None:
         pk.hash_blocks(TOKENS, 4, salt=wrong)
 
 
-def test_other_threads_run_while_much_is_hashed() -> None:
-    tokens = np.zeros(2_000_000, np.int32)
+def hash_much(tokens: Any) -> Callable[[], object]:
+    return lambda: pk.hash_blocks_batch([tokens], 1, algo="sha256")
+
+
+def claim_much(tokens: Any) -> Callable[[], object]:
+    kv = manager(page_size=1, kv_hash_algo="sha256")
+    ctx = pk.TextContext("a", tokens)
+    return lambda: kv.claim(ctx)
+
+
+def probe_much(tokens: Any) -> Callable[[], object]:
+    kv = manager(page_size=1, kv_hash_algo="sha256")
+    return lambda: kv.probe_prefix_match_length(tokens)
+
+
+@pytest.mark.parametrize("prepare", [hash_much, claim_much, probe_much])
+def test_other_threads_run_while_much_is_hashed(prepare: Callable[[Any], Callable[[], object]]) -> None:
+    call = prepare(np.zeros(2_000_000, np.int32))  # a hash a token: some hundred milliseconds
     began, ended = threading.Event(), threading.Event()
     times: list[float] = []
 
-    def hash_much() -> None:
+    def work() -> None:
         began.set()
         times.append(time.perf_counter())
-        pk.hash_blocks_batch([tokens], 1, algo="sha256")  # a hash a token: some hundred milliseconds
+        call()
         times.append(time.perf_counter())
         ended.set()
 
-    worker = threading.Thread(target=hash_much)
+    worker = threading.Thread(target=work)
     worker.start()
     began.wait()
     ticks = []

@@ -5,13 +5,11 @@ import gc
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,7 @@ import pagekeeper as pk
 from model.engine import claimed, compute, manager, prefilled, request, store
 
 PROMPT = list(range(10, 30))
-HUGE = 2**200
-ENDLESS = pytest.param(10**5000, id="endless")  # has more digits than Python writes
 FORMS = ("max", "vllm", "flashinfer")
-OFFSETS = np.zeros((1, 1, 2, 8), np.int32)
 
 
 def int32_at_odd_address(values: list[int]) -> Any:
@@ -45,172 +40,7 @@ class Index:
         return self.value
 
 
-def in_threads(*works: Callable[[], object]) -> list[BaseException]:
-    """Runs each in a thread of its own, all as mixed up as Python can; gives what they raised."""
-    raised: list[BaseException] = []
-
-    def guarded(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(interval)
-    return raised
-
-
 # What is given.
-
-
-def pools(**options: Any) -> Any:
-    """A manager with memory for three layers."""
-    pytest.importorskip("torch")
-    return pk.PagedKVCacheManager(manager().params, None, 4, 2, **options)
-
-
-WRONG: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
-    "no batch": ("batch", lambda kv, ctx: kv.alloc(None)),
-    "a set of requests": ("batch", lambda kv, ctx: kv.alloc({ctx})),
-    "a generator of requests": ("batch", lambda kv, ctx: kv.release(ctx for _ in "a")),
-    "slots in a list": ("batch", lambda kv, ctx: kv.release([[ctx.slot]])),
-    "slots of int64": ("int64", lambda kv, ctx: kv.release(np.array([ctx.slot]))),
-    "slots of another byte order": (">i4", lambda kv, ctx: kv.release(np.array([ctx.slot], ">i4"))),
-    "slots in two dimensions": ("2-D", lambda kv, ctx: kv.release(np.array([[ctx.slot]], np.int32))),
-    "a slot over and over": ("twice", lambda kv, ctx: kv.release(np.broadcast_to(np.int32(ctx.slot), 2))),
-    "no list of batches": ("batches", lambda kv, ctx: kv.runtime_inputs(None)),
-    "a dictionary of batches": ("batch", lambda kv, ctx: kv.runtime_inputs({1: [ctx]})),
-    "a form that is a list": ("form", lambda kv, ctx: kv.runtime_inputs([[ctx]], form=["max"])),
-    "tokens in a set": ("new_tokens", lambda kv, ctx: kv.step(ctx, {1})),
-    "tokens in two dimensions": ("new_tokens", lambda kv, ctx: kv.step(ctx, [[1]])),
-    "tokens of floats": ("new_tokens", lambda kv, ctx: kv.step(ctx, np.array([1.0]))),
-    "tokens of NaN": ("new_tokens", lambda kv, ctx: kv.step(ctx, [float("nan")])),
-    "a token beyond 64 bits": ("new_tokens", lambda kv, ctx: kv.step(ctx, [HUGE])),
-    "None among tokens": (r"new_tokens\[1\]", lambda kv, ctx: kv.step(ctx, np.array([1, None]))),
-    "counts of bools": ("counts", lambda kv, ctx: kv.step(ctx, [1], np.array([True]))),
-    "counts beyond 64 bits": ("counts", lambda kv, ctx: kv.step(ctx, [1], [HUGE])),
-    "a bound beyond 64 bits": ("num_tokens", lambda kv, ctx: kv.alloc(ctx, HUGE)),
-    "a bound that is a string": ("num_tokens", lambda kv, ctx: kv.alloc(ctx, "4")),
-    "a length beyond 64 bits": ("length", lambda kv, ctx: ctx.truncate(HUGE)),
-    "a float as a position": ("positions", lambda kv, ctx: kv.slot_mapping(ctx, [1.5])),
-    "a bool as a position": ("positions", lambda kv, ctx: kv.slot_mapping(ctx, [True])),
-    "a position beyond 64 bits": ("positions", lambda kv, ctx: kv.slot_mapping(ctx, [HUGE])),
-    "a negative transfer": ("completions", lambda kv, ctx: kv.begin_step(completions=[-1])),
-    "a transfer beyond 64 bits": ("completions", lambda kv, ctx: kv.poll_transfers([HUGE])),
-    "a time that never ends": ("now", lambda kv, ctx: kv.begin_step(now=float("inf"))),
-    "a replica beyond 64 bits": ("replica_idx", lambda kv, ctx: kv.block_count(HUGE)),
-    "pages of two requests as of one": ("ctx|batch", lambda kv, ctx: kv.get_cache_indices([ctx, ctx])),
-    "pages of no request": ("ctx|batch", lambda kv, ctx: kv.get_cache_indices([])),
-    "pages of no layer": ("layer", lambda kv, ctx: pools().get_buffers(True)),
-    "pages of a layer by mask": ("layer", lambda kv, ctx: pools().get_buffers(np.array([True, False]))),
-    "pages of a layer that is a float": ("layer", lambda kv, ctx: pools().get_buffers(1.0)),
-    "pages of a layer beyond 64 bits": ("layer", lambda kv, ctx: pools().get_buffers(HUGE)),
-    "buffers that are none": ("buffers", lambda kv, ctx: pools(buffers=7)),
-    "a buffer that is a number": (r"buffers\[0\]", lambda kv, ctx: pools(buffers=[1])),
-    "a row that is none": ("slot", lambda kv, ctx: kv.copy_block_offsets(OFFSETS, None, ctx)),
-    "a time beyond all floats": ("now", lambda kv, ctx: kv.begin_step(now=10**400)),
-    "a time that is a string": ("now", lambda kv, ctx: kv.begin_step(now="1")),
-    "transfers that are a number": ("completions", lambda kv, ctx: kv.begin_step(completions=7)),
-    "a length to keep beyond 64 bits": ("length", lambda kv, ctx: kv.truncate(ctx, HUGE)),
-    "a length to keep that is a float": ("length", lambda kv, ctx: kv.truncate(ctx, 1.0)),
-    "a generation beyond 64 bits": (
-        "lora_generation",
-        lambda kv, ctx: kv.probe_prefix_match_length([1], lora_generation=HUGE),
-    ),
-    "an adapter beyond 64 bits": (
-        r"-2\*\*63 to 2\*\*63 - 1",
-        lambda kv, ctx: kv.probe_prefix_match_length([1], lora_id=2**63),
-    ),
-    "sequences that are a number": ("sequences", lambda kv, ctx: pk.hash_blocks_batch(7, 4)),  # type: ignore[arg-type]
-    "a request that is nothing": ("ctx", lambda kv, ctx: kv.claim(None)),
-    "looking for no request": ("ctx", lambda kv, ctx: kv.contains(None)),
-    "padding with nothing": ("ctx", lambda kv, ctx: kv.alloc_dummy(None)),
-    "a row in no table": ("out", lambda kv, ctx: kv.copy_block_offsets(None, 0, ctx)),
-    "a prompt that is None": ("tokens", lambda kv, ctx: kv.probe_prefix_match_length(None)),
-    "an adapter that is true": ("lora_id", lambda kv, ctx: kv.probe_prefix_match_length([1], lora_id=True)),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_cannot_be_meant_is_refused_by_name_and_changes_nothing(wrong: str) -> None:
-    said, call = WRONG[wrong]
-    kv = manager()
-    ctx = claimed(kv, PROMPT[:5])
-    kv.alloc(ctx)
-    before = kv.fingerprint()
-    with pytest.raises((TypeError, ValueError), match=said):
-        call(kv, ctx)
-    assert kv.fingerprint() == before
-    kv.verify()
-
-
-@pytest.mark.parametrize("name", ["max_length", "max_new_tokens", "lora_generation", "lora_id"])
-@pytest.mark.parametrize("value", [HUGE, -HUGE, 2**64, -(2**63) - 1, ENDLESS])
-def test_a_context_refuses_numbers_beyond_64_bits_by_name(name: str, value: int) -> None:
-    given: dict[str, Any] = {name: value}
-    with pytest.raises(ValueError, match=name):
-        pk.TextContext("a", [1], **given)
-
-
-@pytest.mark.parametrize("name", ["max_length", "max_new_tokens", "lora_generation"])
-@pytest.mark.parametrize("value", ["4", 4.0, True, [4], np.array([4, 4])])
-def test_a_context_refuses_what_is_no_int_by_name(name: str, value: Any) -> None:
-    given: dict[str, Any] = {name: value}
-    with pytest.raises(TypeError, match=name):
-        pk.TextContext("a", [1], **given)
-
-
-@pytest.mark.parametrize("name", ["mm_items", "prompt_embeds", "token_overrides"])
-@pytest.mark.parametrize("value", [7, object()])
-def test_a_context_refuses_what_is_no_list_by_name(name: str, value: Any) -> None:
-    given: dict[str, Any] = {name: value}
-    with pytest.raises(TypeError, match=f"{name}: .* not iterable"):
-        pk.TextContext("a", [1], **given)
-
-
-@pytest.mark.parametrize("page_size", [0, -1, 2**32, HUGE, ENDLESS, 4.0, "4", True])
-def test_hashing_refuses_a_page_size_that_is_none_by_name(page_size: Any) -> None:
-    for call, given in ((pk.hash_blocks, PROMPT), (pk.hash_blocks_batch, [PROMPT])):
-        with pytest.raises((TypeError, ValueError), match="page_size"):
-            call(given, page_size)
-
-
-@pytest.mark.parametrize("value", [5, b"a", 1.0, ["a"]])
-def test_a_request_id_is_no_other_things_text(value: Any) -> None:
-    with pytest.raises(TypeError, match="must be a str"):
-        pk.RequestID(value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("allocate_pools", "no"),
-        ("allocate_pools", 1),
-        ("allocate_pools", None),
-        ("model_name", 7),
-        ("weights_revision", 7),
-        ("reserve", ["chunk"]),
-    ],
-)
-def test_a_manager_refuses_options_of_a_wrong_type_by_name(name: str, value: Any) -> None:
-    options: dict[str, Any] = {"allocate_pools": False} | {name: value}
-    with pytest.raises(TypeError, match=name):
-        pk.PagedKVCacheManager(manager().params, None, 4, 2, **options)
-
-
-@pytest.mark.parametrize("name", ["total_num_pages", "max_batch_size", "max_seq_len", "max_num_input_tokens"])
-@pytest.mark.parametrize("value", [0, -1, 2**31, HUGE, 1.0, float("nan"), True, "4", [4], np.array(["a"])])
-def test_a_manager_refuses_sizes_that_are_none_by_name(name: str, value: Any) -> None:
-    params = manager().params
-    sizes: dict[str, Any] = {"total_num_pages": 4, "max_batch_size": 2} | {name: value}
-    with pytest.raises((TypeError, ValueError), match=name):
-        pk.PagedKVCacheManager(params, allocate_pools=False, **sizes)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint64])
@@ -339,41 +169,35 @@ def test_what_an_integer_in_an_item_raises_goes_through(raised: type[BaseExcepti
         pk.TextContext("a", [1], mm_items=items)
 
 
-# Threads.
-
-
-def test_of_two_threads_that_claim_one_id_one_gets_it() -> None:
-    kv = manager()
-    turns = threading.Barrier(2)
-    contexts = [[pk.TextContext(f"request {index}", PROMPT) for index in range(100)] for _ in range(2)]
-
-    def claim_all(mine: list[Any]) -> None:
-        for ctx in mine:
-            turns.wait()
-            with suppress(ValueError):
-                kv.claim(ctx)
-
-    assert in_threads(*(partial(claim_all, mine) for mine in contexts)) == []
-    assert [(a.slot is None) + (b.slot is None) for a, b in zip(*contexts, strict=True)] == [1] * 100
-    kv.verify()
-
-
-def test_threads_with_requests_of_their_own_do_not_meet() -> None:
-    kv = manager(pages=100)
-
-    def live(first: int) -> None:
-        for turn in range(200):
-            batch = [claimed(kv, [first, *PROMPT[: turn % 7 + size]]) for size in (1, 4, 8)]
-            compute(kv, *batch, new_tokens=[1, 2, 3])
-            assert [ctx.tokens.all[-1] for ctx in batch] == [1, 2, 3]
-            kv.release(batch)
-
-    assert in_threads(*(partial(live, first) for first in range(3))) == []
-    kv.verify()
-    assert (kv.block_count().free, kv.metrics()["requests"]) == (100, 0)
-
-
 # The process around the cache.
+
+
+LIVES_ON = """
+import sys
+import pagekeeper as pk
+
+params = pk.MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=8, num_layers=1, page_size=4)
+kv = pk.PagedKVCacheManager(params=params, total_num_pages=64, max_batch_size=1, allocate_pools=False)
+ctx = pk.TextContext("a", list(range(9)))
+print("ready", flush=True)
+while sys.argv[1] == "on":
+    kv.claim(ctx), kv.alloc(ctx), kv.runtime_inputs([[ctx]]), kv.step(ctx), kv.release(ctx)
+"""
+
+
+def test_a_process_ends_without_shutdown() -> None:
+    subprocess.run([sys.executable, "-c", LIVES_ON, "no"], check=True, timeout=30, stdout=subprocess.DEVNULL)
+
+
+def test_a_process_that_is_interrupted_in_its_calls_ends() -> None:
+    command = [sys.executable, "-c", LIVES_ON, "on"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert said.endswith("KeyboardInterrupt\n")
 
 
 def test_a_fork_has_a_cache_of_its_own() -> None:

@@ -333,6 +333,31 @@ def test_hits_of_one_request_are_no_room_for_another_of_its_batch() -> None:
     assert hit(kv, PROMPT) == 8
 
 
+def test_of_two_half_computed_prompts_the_one_that_fits_goes_on() -> None:
+    kv = manager(pages=2_048, page_size=1)
+    large, small = claimed(kv, range(1_600)), claimed(kv, range(5_000, 6_200))
+    compute(kv, large, num_tokens=512)
+    compute(kv, small, num_tokens=736)
+    with pytest.raises(pk.InsufficientBlocksError):
+        kv.alloc(large)  # 1,088 pages, and 800 are free
+    compute(kv, small)  # 464
+    assert small.processed_length == 1_200
+    kv.release(small)
+    compute(kv, large)
+    assert large.processed_length == 1_600
+
+
+def test_prompts_that_are_reserved_whole_never_lack_room_half_computed() -> None:
+    kv = manager(pages=2_048, page_size=1, reserve="prompt", max_num_input_tokens=512)
+    first, second = claimed(kv, range(1_600)), claimed(kv, range(5_000, 6_200))
+    compute(kv, first)
+    with pytest.raises(pk.InsufficientBlocksError):
+        kv.alloc(second)
+    for _ in range(3):
+        compute(kv, first)
+    assert (first.processed_length, row(kv, second)) == (1_600, [])
+
+
 def test_usage_returns_to_zero_after_each_of_a_hundred_requests() -> None:
     kv = manager(pages=10)
     for start in range(100):

@@ -34,6 +34,7 @@ def test_only_the_geometry_has_to_be_given() -> None:
         "kv_hash_algo": "ahash64",
         "kv_hash_seed": None,
         "on_duplicate": "adopt",
+        "eviction_policy": "priority_lru",
         "default_retention_priority": 35,
         "event_buffer_max_size": 0,
     }
@@ -127,6 +128,9 @@ def test_numpy_integers_are_kept_as_plain_ones() -> None:
         ("kv_hash_seed", SEED + "\n", "64 hexadecimal digits"),
         ("kv_hash_seed", bytes(32), "64 hexadecimal digits"),
         ("on_duplicate", "drop", "one of 'adopt', 'private'"),
+        ("eviction_policy", "mru", "one of 'priority_lru'"),
+        ("eviction_policy", ["priority_lru"], "one of 'priority_lru'"),
+        ("eviction_policy", None, "one of 'priority_lru'"),
         ("default_retention_priority", 101, "from 0 to 100, 'low' .20., 'medium' .35. or 'high' .80."),
         ("default_retention_priority", -1, "from 0 to 100"),
         ("default_retention_priority", "urgent", "from 0 to 100"),

@@ -55,6 +55,25 @@ def test_a_block_in_the_middle_of_another_sequence_is_no_hit() -> None:
     assert hit(kv, PROMPT[4:]) == 0
 
 
+def test_a_match_that_left_a_branch_does_not_go_on_in_another() -> None:
+    kv = manager(page_size=1)
+    store(kv, [1, 2, 3, 4])
+    store(kv, [1, 2, 9, 9])
+    assert [hit(kv, [*tokens, 0]) for tokens in ([1, 2, 3, 7, 9, 9], [1], [1, 2], [1, 2, 9, 9])] == [
+        3,
+        1,
+        2,
+        4,
+    ]
+
+
+def test_prompts_that_differ_inside_a_block_share_nothing_of_it() -> None:
+    kv = manager(page_size=3)
+    store(kv, [1, 2, 3])
+    store(kv, [1, 2, 4])
+    assert [hit(kv, tokens) for tokens in ([1, 2, 3, 0], [1, 2, 4, 0], [1, 2, 5, 0])] == [3, 3, 0]
+
+
 def test_a_chain_of_a_hundred_thousand_blocks_is_found() -> None:
     length = 100_000
     kv = manager(pages=length + 1, page_size=1)
@@ -297,6 +316,16 @@ def test_truncation_gives_back_the_pages_behind_it() -> None:
     assert row(kv, ctx) == [1, 2]
     assert free(kv) == 6
     assert ctx.tokens.all.tolist() == PROMPT[:8]
+
+
+def test_pages_that_truncation_and_release_give_back_are_given_back_once() -> None:
+    kv = manager(pages=4, page_size=8)
+    ctx = prefilled(kv, PROMPT)  # three pages, the cut lies in the second
+    ctx.truncate(13)
+    kv.release(ctx)
+    assert free(kv) == 4
+    heirs = [prefilled(kv, range(first, first + 16)) for first in (100, 200)]
+    assert sorted(row(kv, heirs[0]) + row(kv, heirs[1])) == [1, 2, 3, 4]
 
 
 # Looking without touching (TREE-12, TREE-13, TREE-15)

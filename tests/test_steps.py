@@ -347,6 +347,20 @@ def test_a_cached_block_is_a_hit_while_it_is_copied() -> None:
     kv.verify()
 
 
+def test_a_preempted_request_finds_its_blocks_while_they_are_copied() -> None:
+    kv = manager(pages=4)
+    mover = LateMover(kv)
+    ctx = prefilled(kv, PROMPT[:9])
+    copy, pages, _ = mover.start(ctx, 0, 2)
+    kv.preempt(ctx)
+    kv.alloc(ctx)
+    assert (ctx.cached_prefix_length, row(kv, ctx)[:2]) == (8, pages)
+    kv.verify()
+    mover.end(copy)
+    assert (free(kv), row(kv, ctx)[:2]) == (1, pages)
+    kv.verify()
+
+
 def test_a_page_of_two_copies_is_held_until_both_end() -> None:
     kv = manager(pages=4)
     mover = LateMover(kv)

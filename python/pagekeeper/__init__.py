@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pagekeeper.events import BlockIndex, EventSnapshot
     from pagekeeper.hashing import hash_blocks, hash_blocks_batch
     from pagekeeper.manager import PagedKVCacheManager
-    from pagekeeper.params import KVCacheParams, MHAKVCacheParams
+    from pagekeeper.params import EvictionPolicy, KVCacheParams, MHAKVCacheParams
+    from pagekeeper.retention import RetentionConfig, TokenRangeRetention
     from pagekeeper.tables import KVCacheInputs
     from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
@@ -41,6 +42,7 @@ _HOMES = {
     "DType": "dtypes",
     "DummyKVCache": "dummy",
     "EventSnapshot": "events",
+    "EvictionPolicy": "params",
     "InsufficientBlocksError": "errors",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
@@ -54,8 +56,10 @@ _HOMES = {
     "PrefixReuseSummary": "counts",
     "RequestID": "context",
     "RequestTooLargeError": "errors",
+    "RetentionConfig": "retention",
     "TextContext": "_native",
     "TokenBuffer": "context",
+    "TokenRangeRetention": "retention",
     "hash_blocks": "hashing",
     "hash_blocks_batch": "hashing",
 }
@@ -69,6 +73,7 @@ __all__ = [
     "DType",
     "DummyKVCache",
     "EventSnapshot",
+    "EvictionPolicy",
     "InsufficientBlocksError",
     "KVCacheInputs",
     "KVCacheParams",
@@ -82,8 +87,10 @@ __all__ = [
     "PrefixReuseSummary",
     "RequestID",
     "RequestTooLargeError",
+    "RetentionConfig",
     "TextContext",
     "TokenBuffer",
+    "TokenRangeRetention",
     "hash_blocks",
     "hash_blocks_batch",
 ]

@@ -13,6 +13,7 @@ from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import MissReason
 from pagekeeper.manager import Batch, Request
 from pagekeeper.params import HashAlgorithm
+from pagekeeper.retention import RetentionConfig
 
 __all__ = [
     "BatchShape",
@@ -42,6 +43,7 @@ class TextContext:
         prompt_embeds: Iterable[tuple[bytes, int, int]] | None = None,
         extra_ids: ArrayLike | None = None,
         token_overrides: Iterable[tuple[int, int]] | None = None,
+        retention: RetentionConfig | None = None,
         no_read: bool = False,
         no_store: bool = False,
         dkv_cache_hint: object = None,
@@ -63,6 +65,9 @@ class TextContext:
     @property
     def no_store(self) -> bool:
         """Whether the request's blocks are kept private."""
+    @property
+    def retention(self) -> RetentionConfig | None:
+        """How long its blocks are kept, as given, or None."""
     @property
     def dkv_cache_hint(self) -> object:
         """What the request tells connectors, or None."""
@@ -137,6 +142,7 @@ class Ledger:
         seed: str | bytes | None,
         on_duplicate: str,
         reserve: str,
+        policy: str,
         priority: int,
         max_seq_len: int | None,
         max_num_input_tokens: int | None,
@@ -207,6 +213,22 @@ class Ledger:
     def pages(self, batch: Batch) -> list[NDArray[np.int32]]: ...
     def pages_of(self, request: Request) -> NDArray[np.int32]: ...
     def slot_mapping(self, request: Request, positions: ArrayLike) -> NDArray[np.int64]: ...
+    def pin(self, request: Request) -> int: ...
+    def unpin(self, pin: int) -> None: ...
+    def resume_soon(self, batch: Batch, priority: int, duration: float | None) -> None: ...
+    def session_done(self, batch: Batch) -> None: ...
+    def truncate_prefix(
+        self,
+        tokens: ArrayLike,
+        *,
+        salt: str | None,
+        lora_id: str | int | None,
+        lora_generation: int,
+        mm_items: Iterable[tuple[bytes, int, int]] | None,
+        prompt_embeds: Iterable[tuple[bytes, int, int]] | None,
+        extra_ids: ArrayLike | None,
+        overrides: Iterable[tuple[int, int]] | None,
+    ) -> int: ...
     def reset_prefix_cache(self) -> None: ...
     def verify(self) -> None: ...
     def fingerprint(self) -> int: ...

@@ -137,6 +137,7 @@ _OPTIONS = (
     "prompt_embeds",
     "extra_ids",
     "token_overrides",
+    "retention",
     "no_read",
     "no_store",
     "dkv_cache_hint",

@@ -9,6 +9,8 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from pagekeeper.errors import shown
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -51,7 +53,7 @@ class DType(StrEnum):
         try:
             return cls(_SPELLINGS.get(name, name))
         except ValueError:
-            raise ValueError(f"dtype {name!r} is not one of {', '.join(cls)}") from None
+            raise ValueError(f"dtype {shown(name)} is not one of {', '.join(cls)}") from None
 
     @property
     def size_in_bytes(self) -> int:
@@ -118,12 +120,12 @@ def parse_device(value: DeviceLike) -> str:
         kind = getattr(value.device_type, "value", value.device_type)  # MAX has an enum here
         name = f"{kind}:{value.id}"
     else:
-        raise TypeError(f"a device is a name, a torch.device or a DeviceRef, not {value!r}")
+        raise TypeError(f"a device is a name, a torch.device or a DeviceRef, not {shown(value)}")
     if name in ("cpu", "cpu:0"):
         return "cpu"
     if match := _GPU.fullmatch(name):
         return f"cuda:{match['index'] or 0}"
-    raise ValueError(f"device {name!r} is not 'cpu', 'cuda' or 'cuda:<index>'")
+    raise ValueError(f"device {shown(name)} is not 'cpu', 'cuda' or 'cuda:<index>'")
 
 
 def _dtype_name(value: object) -> str:
@@ -136,7 +138,7 @@ def _dtype_name(value: object) -> str:
     name = getattr(value, "name", None)
     if isinstance(name, str) and any(base.__module__ == "numpy" for base in type(value).__mro__):
         return name
-    raise TypeError(f"a dtype is a DType, its name, a torch dtype or a numpy dtype, not {value!r}")
+    raise TypeError(f"a dtype is a DType, its name, a torch dtype or a numpy dtype, not {shown(value)}")
 
 
 def _is_from_torch(value: object, kind: str) -> bool:

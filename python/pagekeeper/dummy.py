@@ -11,7 +11,7 @@ from pagekeeper.context import RequestID
 from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
 from pagekeeper.events import Event, EventSnapshot
 from pagekeeper.manager import Batch, PagedKVCacheManager, Request, is_one
-from pagekeeper.params import MHAKVCacheParams
+from pagekeeper.params import MHAKVCacheParams, Priority
 from pagekeeper.tables import (
     NO_COPIES,
     FlashInferTables,
@@ -171,6 +171,37 @@ class DummyKVCache(PagedKVCacheManager):
         return PrefixReuseSummary(0, 0, None, 0)
 
     def probe_prefix_match_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        salt: str | None = None,
+        lora_id: str | int | None = None,
+        lora_generation: int = 0,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
+        extra_ids: ArrayLike | None = None,
+        overrides: Sequence[tuple[int, int]] = (),
+        replica_idx: int = 0,
+    ) -> int:
+        return 0
+
+    def pin(self, ctx: Request) -> int:
+        return 0
+
+    def unpin(self, pin: int) -> None:
+        pass
+
+    def session_hint(
+        self,
+        batch: Batch,
+        hint: Literal["resume_soon", "done"],
+        *,
+        priority: Priority = "high",
+        duration_ms: float | None = 600_000.0,
+    ) -> None:
+        pass
+
+    def truncate_prefix(
         self,
         tokens: ArrayLike,
         *,

@@ -54,3 +54,12 @@ class KVLoadRefused(RuntimeError):
 
 class KVLoadFailed(RuntimeError):
     """A copy failed: the pages that it wrote hold no KV."""
+
+
+def shown(value: object) -> str:
+    """`value` as a message tells it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "an int of thousands of digits"
+    return text if len(text) <= 160 else f"{text[:157]}..."

@@ -13,11 +13,13 @@ from pagekeeper._native import Ledger, TextContext
 from pagekeeper.connectors import KVConnector
 from pagekeeper.context import EngineRequest, RequestID, TokenBuffer, read_request
 from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
+from pagekeeper.errors import shown
 from pagekeeper.events import Event, EventSnapshot, from_native
 from pagekeeper.hashing import resolve_seed
 from pagekeeper.outer_tiers import OuterTiers
-from pagekeeper.params import KVCacheParams, whole_number
+from pagekeeper.params import KVCacheParams, Priority, whole_number
 from pagekeeper.pools import DevicePool, Layout, usable_pages
+from pagekeeper.retention import TokenRangeRetention
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
     NO_COPIES,
@@ -119,7 +121,7 @@ class PagedKVCacheManager:
         self.model_name = _text(model_name, "model_name")
         self.weights_revision = _text(weights_revision, "weights_revision")
         if not isinstance(allocate_pools, bool):
-            raise TypeError(f"allocate_pools: got {allocate_pools!r}, must be True or False")
+            raise TypeError(f"allocate_pools: got {shown(allocate_pools)}, must be True or False")
         if connector is not None:
             if not isinstance(connector, KVConnector):
                 raise TypeError(f"connector: got {type(connector).__name__}, must be a KVConnector")
@@ -135,6 +137,7 @@ class PagedKVCacheManager:
             seed=self._hash_seed,
             on_duplicate=params.on_duplicate,
             reserve=reserve,
+            policy=params.eviction_policy.value,
             priority=params.default_retention_priority,
             max_seq_len=self.max_seq_len,
             max_num_input_tokens=self.max_num_input_tokens,
@@ -687,6 +690,113 @@ class PagedKVCacheManager:
         if self._connector is not None:
             self._connector.reset_prefix_cache()
 
+    # What is kept, and what is forgotten on purpose.
+
+    def pin(self, ctx: Request) -> int:
+        """Keeps a request's stored blocks, also after its release, until `unpin`.
+
+        Blocks that are not full, or not computed, are not stored yet and not pinned.
+
+        Args:
+            ctx: the request.
+
+        Returns:
+            A number for `unpin`.
+
+        Raises:
+            ValueError: the request is not claimed, or is padding.
+        """
+        return self._core.pin(ctx)
+
+    def unpin(self, pin: int) -> None:
+        """Ends a pin: its blocks are cached like others from now on.
+
+        Args:
+            pin: what `pin` returned.
+
+        Raises:
+            ValueError: it ended before, or never was.
+        """
+        self._core.unpin(whole_number(pin, "pin", least=0, most=2**64 - 1))
+
+    def session_hint(
+        self,
+        batch: Batch,
+        hint: Literal["resume_soon", "done"],
+        *,
+        priority: Priority = "high",
+        duration_ms: float | None = 600_000.0,
+    ) -> None:
+        """Says what comes of the sessions of these requests, usually just before their release.
+
+        "resume_soon": their stored blocks get at least `priority`, for `duration_ms` after the release.
+        "done": blocks that no other session shares are the first to be evicted. Both end with the next use of
+        a block by a request that has a retention of its own.
+
+        Args:
+            batch: the requests.
+            hint: "resume_soon" or "done".
+            priority: with "resume_soon": 0 to 100, or "low" (20), "medium" (35), "high" (80).
+            duration_ms: with "resume_soon": milliseconds by the clock of `begin_step(now=...)`. None: no end.
+
+        Raises:
+            ValueError: a request that is not claimed or is given twice, or what is out of range.
+        """
+        if hint == "done":
+            self._core.session_done(batch)
+        elif hint == "resume_soon":
+            kept = TokenRangeRetention(0, priority=priority, duration_ms=duration_ms)
+            self._core.resume_soon(batch, *kept.native())
+        else:
+            raise ValueError(f"hint={shown(hint)}: must be 'resume_soon' or 'done'")
+
+    def truncate_prefix(
+        self,
+        tokens: ArrayLike,
+        *,
+        salt: str | None = None,
+        lora_id: str | int | None = None,
+        lora_generation: int = 0,
+        mm_items: Sequence[tuple[bytes, int, int]] = (),
+        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
+        extra_ids: ArrayLike | None = None,
+        overrides: Sequence[tuple[int, int]] = (),
+        replica_idx: int = 0,
+    ) -> int:
+        """Forgets the stored blocks on the device that follow a prefix and that nobody uses.
+
+        The prefix's own blocks stay. Without a full block, such as with no tokens, every unused block of that
+        salt and adapter is forgotten.
+
+        Args:
+            tokens: the prefix; its full blocks count.
+            salt: as in `analyze_prefix_reuse`, like the other arguments.
+            lora_id: as there.
+            lora_generation: as there.
+            mm_items: as there.
+            prompt_embeds: as there.
+            extra_ids: as there.
+            overrides: as there.
+            replica_idx: the data-parallel replica; 0.
+
+        Returns:
+            How many blocks were forgotten.
+
+        Raises:
+            ValueError: what is out of range, and where; there is no such replica.
+        """
+        self._check_replica(replica_idx)
+        return self._core.truncate_prefix(
+            tokens,
+            salt=salt,
+            lora_id=lora_id,
+            lora_generation=lora_generation,
+            mm_items=mm_items,
+            prompt_embeds=prompt_embeds,
+            extra_ids=extra_ids,
+            overrides=overrides,
+        )
+
     def metrics(self) -> dict[str, int]:
         """Counters since the start and gauges of now, by name; docs/operations.md says what each counts.
 
@@ -866,12 +976,12 @@ class PagedKVCacheManager:
         return min(most, self.max_batch_size * (self.max_num_input_tokens + num_draft_tokens))
 
     def _check_replica(self, replica_idx: int) -> None:
-        if replica_idx != 0:
-            raise ValueError(f"replica_idx={replica_idx}: must be 0, there is one replica")
+        if isinstance(replica_idx, bool | float) or replica_idx != 0:
+            raise ValueError(f"replica_idx={shown(replica_idx)}: must be 0, there is one replica")
 
     def _check_group(self, group: str | None) -> None:
         if group is not None:
-            raise ValueError(f"group={group!r}: must be None, the cache has one group")
+            raise ValueError(f"group={shown(group)}: must be None, the cache has one group")
 
 
 def is_one(batch: Batch) -> bool:

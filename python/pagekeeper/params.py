@@ -11,18 +11,41 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike, parse_device
+from pagekeeper.errors import shown
 
-__all__ = ["HashAlgorithm", "KVCacheParams", "MHAKVCacheParams", "OnDuplicate", "Priority", "whole_number"]
+__all__ = [
+    "EvictionPolicy",
+    "HashAlgorithm",
+    "KVCacheParams",
+    "MHAKVCacheParams",
+    "OnDuplicate",
+    "Priority",
+    "parse_priority",
+    "whole_number",
+]
 
 HashAlgorithm: TypeAlias = Literal["ahash64", "sha256", "sha256_64"]
 OnDuplicate: TypeAlias = Literal["adopt", "private"]
 Priority: TypeAlias = int | Literal["low", "medium", "high"]
 
 _Given = TypeVar("_Given")
+
+
+class EvictionPolicy(StrEnum):
+    """Which cached block goes when a page is wanted and none is free. Equal to its own name as a string."""
+
+    PRIORITY_LRU = "priority_lru"
+    """The lowest priority, and of that the least recently released."""
+
+    PRIORITY_SLRU = "priority_slru"
+    """The lowest priority, and of that first what was never hit, each by release: prompts that come once do
+    not drive out what is used again. Once hit blocks are over 80 % of a level's idle blocks, the least recently
+    released goes, hit or not."""
 
 
 @dataclass(frozen=True, init=False)
@@ -42,6 +65,7 @@ class KVCacheParams(ABC):
             seed for "ahash64" and a random one in each process for the SHA family.
         on_duplicate: what happens to a request that computed a block which is cached by then: "adopt" moves
             it to the cached page and frees its own, "private" leaves it on its own page.
+        eviction_policy: an `EvictionPolicy`, or its name: "priority_lru" or "priority_slru".
         default_retention_priority: 0 (evicted first) to 100, or "low" (20), "medium" (35), "high" (80).
         event_buffer_max_size: most events kept until `get_latest_events` takes them; the oldest are dropped
             first. 0 records none. An event of stored blocks holds their tokens: 4 bytes each.
@@ -60,6 +84,7 @@ class KVCacheParams(ABC):
     kv_hash_algo: HashAlgorithm
     kv_hash_seed: str | None = field(repr=False)  # whoever knows it can make blocks collide
     on_duplicate: OnDuplicate
+    eviction_policy: EvictionPolicy
     default_retention_priority: int
     event_buffer_max_size: int
 
@@ -75,6 +100,7 @@ class KVCacheParams(ABC):
         kv_hash_algo: HashAlgorithm = "ahash64",
         kv_hash_seed: str | None = None,
         on_duplicate: OnDuplicate = "adopt",
+        eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
         event_buffer_max_size: int = 0,
     ) -> None:
@@ -87,7 +113,8 @@ class KVCacheParams(ABC):
         self._keep("kv_hash_algo", kv_hash_algo, _parse_choice(get_args(HashAlgorithm)))
         self._keep("kv_hash_seed", kv_hash_seed, _parse_seed)
         self._keep("on_duplicate", on_duplicate, _parse_choice(get_args(OnDuplicate)))
-        self._keep("default_retention_priority", default_retention_priority, _parse_priority)
+        self._keep("eviction_policy", eviction_policy, _parse_policy)
+        self._keep("default_retention_priority", default_retention_priority, parse_priority)
         self._keep("event_buffer_max_size", event_buffer_max_size, partial(_parse_count, least=0))
 
     def _keep(self, field: str, given: _Given, parse: Callable[[_Given], object]) -> None:
@@ -95,7 +122,7 @@ class KVCacheParams(ABC):
         try:
             kept = parse(given)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{field}={given!r}: {error}") from error
+            raise ValueError(f"{field}={shown(given)}: {error}") from error
         object.__setattr__(self, field, kept)  # past the freeze
 
     @property
@@ -146,6 +173,7 @@ class MHAKVCacheParams(KVCacheParams):
         kv_hash_algo: HashAlgorithm = "ahash64",
         kv_hash_seed: str | None = None,
         on_duplicate: OnDuplicate = "adopt",
+        eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
         event_buffer_max_size: int = 0,
     ) -> None:
@@ -159,6 +187,7 @@ class MHAKVCacheParams(KVCacheParams):
             kv_hash_algo=kv_hash_algo,
             kv_hash_seed=kv_hash_seed,
             on_duplicate=on_duplicate,
+            eviction_policy=eviction_policy,
             default_retention_priority=default_retention_priority,
             event_buffer_max_size=event_buffer_max_size,
         )
@@ -188,7 +217,7 @@ def whole_number(value: object, name: str, least: int = 1, most: int = 2**31 - 1
     try:
         return _parse_count(value, least, most)
     except ValueError as error:
-        raise ValueError(f"{name}={value!r}: {error}") from None
+        raise ValueError(f"{name}={shown(value)}: {error}") from None
 
 
 def _parse_count(value: object, least: int = 1, most: int = 2**31 - 1) -> int:
@@ -230,6 +259,11 @@ def _parse_choice(allowed: tuple[str, ...]) -> Callable[[object], object]:
     return parse
 
 
+def _parse_policy(value: object) -> EvictionPolicy:
+    names = tuple(policy.value for policy in EvictionPolicy)
+    return EvictionPolicy(str(_parse_choice(names)(value)))
+
+
 def _parse_seed(value: object) -> str | None:
     if value is None:
         return None
@@ -238,7 +272,12 @@ def _parse_seed(value: object) -> str | None:
     return value.lower()
 
 
-def _parse_priority(value: object) -> int:
+def parse_priority(value: object) -> int:
+    """A retention priority, 0 to 100, given as a number or a name.
+
+    Raises:
+        ValueError: it is neither.
+    """
     priority = _PRIORITIES.get(value) if isinstance(value, str) else _integer(value)
     if priority is None or not 0 <= priority <= 100:
         raise ValueError("must be a whole number from 0 to 100, 'low' (20), 'medium' (35) or 'high' (80)")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pagekeeper.errors import shown
 from pagekeeper.params import KVCacheParams, whole_number
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class DevicePool:
             return view
         if layout == "HND":
             return view.transpose(2, 3)
-        raise ValueError(f"layout={layout!r}: must be 'NHD' or 'HND'")
+        raise ValueError(f"layout={shown(layout)}: must be 'NHD' or 'HND'")
 
     def copy_pages(self, copies: NDArray[np.int32]) -> None:
         """Copies whole pages one after the other, queued on the current stream of the pool's device.

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagekeeper import (
+    EvictionPolicy,
     InsufficientBlocksError,
     MHAKVCacheParams,
     PagedKVCacheManager,
@@ -43,6 +44,7 @@ class ReplaySettings:
         pages: pages in the pool, 1 to 2**26; by default as many of the default size as hold `POOL_TOKENS`.
         concurrency: most requests served at a time, 1 to 2**16.
         hash_algo: "ahash64", "sha256" or "sha256_64".
+        eviction_policy: which cached block gives way to a new one.
         prefix_caching: whether requests reuse what others computed.
 
     Raises:
@@ -53,6 +55,7 @@ class ReplaySettings:
     pages: int = POOL_TOKENS // page_size
     concurrency: int = 32
     hash_algo: HashAlgorithm = "ahash64"
+    eviction_policy: EvictionPolicy = EvictionPolicy.PRIORITY_LRU
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -185,6 +188,7 @@ class _Server:
             page_size=settings.page_size,
             enable_prefix_caching=settings.prefix_caching,
             kv_hash_algo=settings.hash_algo,
+            eviction_policy=settings.eviction_policy,
         )
         self.manager = PagedKVCacheManager(
             params=params,

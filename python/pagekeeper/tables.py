@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 
 from pagekeeper._native import RowMemory
+from pagekeeper.errors import shown
 from pagekeeper.params import whole_number
 from pagekeeper.staging import HostStaging, Table
 
@@ -45,7 +46,7 @@ _FORMS = get_args(Form)
 def check_form(form: str) -> None:
     """Raises a ValueError unless `form` names a table form."""
     if form not in _FORMS:
-        raise ValueError(f"form={form!r}: must be one of {', '.join(map(repr, _FORMS))}")
+        raise ValueError(f"form={shown(form)}: must be one of {', '.join(map(repr, _FORMS))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pagekeeper import EvictionPolicy
 from pagekeeper.cli.report import summary
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.replay import POOL_TOKENS, ReplayResult, ReplaySettings
@@ -82,6 +83,13 @@ Examples:
     default=ReplaySettings.hash_algo,
     show_default=True,
 )
+@click.option(
+    "--policy",
+    type=click.Choice([policy.value for policy in EvictionPolicy]),
+    default=ReplaySettings.eviction_policy.value,
+    show_default=True,
+    help="Which cached block gives way to a new one.",
+)
 @click.option("--no-prefix-caching", is_flag=True, help="Let no request reuse what others computed.")
 @click.option(
     "--generate", type=_POSITIVE, metavar="N", help="Replay N requests of a generated chat, not a TRACE."
@@ -103,6 +111,7 @@ def replay(
     pages: int | None,
     concurrency: int,
     hash_algo: str,
+    policy: str,
     no_prefix_caching: bool,
     generate: int | None,
     as_json: bool,
@@ -135,6 +144,7 @@ def replay(
             pages=pages,
             concurrency=concurrency,
             hash_algo=cast(HashAlgorithm, hash_algo),
+            eviction_policy=EvictionPolicy(policy),
             prefix_caching=not no_prefix_caching,
         )
         generated = ChatWorkload(requests=generate, **chat_fields) if generate else None

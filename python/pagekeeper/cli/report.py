@@ -17,7 +17,9 @@ def summary(result: ReplayResult, source: str) -> RenderableType:
     """Lay out the result of replaying `source`."""
     settings = result.settings
     title = Text.assemble(("Replay of ", "bold"), (source, "bold cyan"))
-    caching = settings.hash_algo if settings.prefix_caching else "no prefix caching"
+    caching = f"{settings.hash_algo}, {settings.eviction_policy}"
+    if not settings.prefix_caching:
+        caching = "no prefix caching"
     pool = f"{settings.pages:,} pages of {settings.page_size} tokens"
     setup = f"{pool}, {settings.concurrency} requests at a time, {caching}"
     total = f"{result.wall_s:.1f} s in all, the making of tokens included"

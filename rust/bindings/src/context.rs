@@ -1,7 +1,7 @@
 //! `TextContext`: a request, before, while and after it is claimed.
 
 use crate::errors;
-use crate::hashing::{BlockKeywords, generation_from};
+use crate::hashing::{BlockKeywords, generation_from, utf8_of};
 use crate::retention::retention_from;
 use crate::shared::Shared;
 use crate::tokens::{int_from, number_from, shown, token_from, tokens_with_room, value_of};
@@ -92,7 +92,7 @@ pub(crate) enum RequestKey {
 impl RequestKey {
     pub(crate) fn of(request_id: &Bound<'_, PyAny>) -> PyResult<RequestKey> {
         if let Ok(text) = request_id.cast::<PyString>() {
-            return Ok(RequestKey::Text(text.to_str()?.to_owned()));
+            return utf8_of(text, "request_id").map(RequestKey::Text);
         }
         // An integer of Python's or numpy's; True is none.
         let number = if request_id.is_instance_of::<PyBool>() { None } else { request_id.extract().ok() };

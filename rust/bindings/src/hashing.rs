@@ -4,9 +4,9 @@ use crate::errors;
 use crate::tokens::{TokenInput, ids_from, int_from, number_from, shown, value_of};
 use block_hash::{Algo, Chain, ContentSpan, CpuPath, ExtraInputs, ExtraKeys};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyUnicodeEncodeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyIterator, PyList, PyString};
+use pyo3::types::{PyBool, PyBytes, PyIterator, PyList, PyString, PyTuple};
 use radix_tree::{AdapterId, NamespaceKey};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -285,11 +285,15 @@ fn iterated<'py>(values: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, 
     })
 }
 
-/// A tuple that an argument lists, or `bad` when it is none. What else its numbers raise goes through.
+/// A tuple that an argument lists, or `bad` when it is none. What else its numbers raise goes through. A bool
+/// is no number.
 fn extracted<'py, T: FromPyObjectOwned<'py>>(
     item: &Bound<'py, PyAny>,
     bad: impl FnOnce() -> PyErr,
 ) -> PyResult<T> {
+    if item.cast::<PyTuple>().is_ok_and(|parts| parts.iter().any(|part| part.is_instance_of::<PyBool>())) {
+        return Err(bad());
+    }
     item.extract::<T>().map_err(Into::into).map_err(|error: PyErr| {
         let py = item.py();
         let misfits = error.is_instance_of::<PyTypeError>(py)
@@ -301,16 +305,27 @@ fn extracted<'py, T: FromPyObjectOwned<'py>>(
 
 fn text_from(text: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
     match text.cast::<PyString>() {
-        Ok(text) => Ok(text.to_str()?.to_owned()),
+        Ok(text) => utf8_of(text, name),
         Err(_) => {
             Err(PyTypeError::new_err(format!("{name}: got {}, must be a str", text.get_type().name()?)))
         }
     }
 }
 
+/// The text of an argument, which Python may have no UTF-8 for.
+pub(crate) fn utf8_of(text: &Bound<'_, PyString>, name: &str) -> PyResult<String> {
+    text.to_str().map(str::to_owned).map_err(|error| {
+        if error.is_instance_of::<PyUnicodeEncodeError>(text.py()) {
+            PyValueError::new_err(format!("{name}: {}", error.value(text.py())))
+        } else {
+            error
+        }
+    })
+}
+
 fn adapter_from(lora_id: &Bound<'_, PyAny>) -> PyResult<AdapterId> {
     if let Ok(name) = lora_id.cast::<PyString>() {
-        return Ok(AdapterId::Name(name.to_str()?.to_owned()));
+        return utf8_of(name, "lora_id").map(AdapterId::Name);
     }
     if lora_id.is_instance_of::<PyBool>() || !lora_id.hasattr("__index__")? {
         let given = lora_id.get_type().name()?;

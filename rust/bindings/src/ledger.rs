@@ -174,9 +174,11 @@ impl Ledger {
 
     fn alloc(&self, batch: &Bound<'_, PyAny>, num_tokens: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
         let slots = slots_of(batch, &self.shared, false)?;
-        let bounds =
-            num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?.unwrap_or_default();
-        self.run(batch.py(), |ledger| ledger.alloc(&slots, &bounds))?;
+        let bounds = num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?;
+        if bounds.as_ref().is_some_and(Vec::is_empty) && !slots.is_empty() {
+            return Err(PyValueError::new_err("num_tokens: empty; give one number, or one a request"));
+        }
+        self.run(batch.py(), |ledger| ledger.alloc(&slots, &bounds.unwrap_or_default()))?;
         Ok(slots.len())
     }
 

@@ -123,6 +123,9 @@ pub(crate) fn ids_from(ids: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>>
 
 /// The argument `now`, in seconds.
 pub(crate) fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
+    if now.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err("now: got bool, must be a time in seconds"));
+    }
     now.extract().map_err(|error: PyErr| {
         let py = now.py();
         if error.is_instance_of::<PyOverflowError>(py) {

@@ -1,0 +1,406 @@
+"""The public calls, good arguments of each, and values that each argument refuses."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+import pagekeeper as pk
+from model.engine import claimed, manager, prefilled, request, store
+
+PROMPT = list(range(10, 30))
+NAN, INFINITE = float("nan"), float("inf")
+LONG = "x" * 1_000_000
+HASH = bytes(range(32))
+
+
+class Scene:
+    """A cache with requests in every state that a caller can name."""
+
+    def __init__(self) -> None:
+        self.kv: Any = manager(pages=16, page_size=4, max_batch_size=2)
+        store(self.kv, PROMPT[:8])
+        self.released = prefilled(self.kv, PROMPT[:5])
+        self.stale = int(self.released.slot or 0)
+        self.kv.release(self.released)
+        self.idle = claimed(self.kv, PROMPT[:6])
+        self.running = claimed(self.kv, PROMPT[:7])
+        self.kv.alloc(self.running)
+        self.padding, self.stranger = claimed(self.kv, [1]), request([1, 2])
+        self.other = manager()
+        self.foreign = claimed(self.other, [1])
+        self.copy = self.kv._core.start_copy(self.running, 0, 1)[0]
+        self.table = np.zeros((1, 2, 2, 8), np.int32)
+
+    @cached_property
+    def pools(self) -> Any:
+        return pk.PagedKVCacheManager(self.kv.params, None, 4, 2)
+
+
+Arguments = dict[str, Any]
+PREFIX: Arguments = dict(
+    tokens=PROMPT,
+    salt="a",
+    lora_id="a",
+    lora_generation=1,
+    mm_items=[(HASH, 0, 1)],
+    prompt_embeds=[(HASH, 0, 1)],
+    extra_ids=[0] * 20,
+    overrides=[(0, 1)],
+)
+REQUEST: Arguments = dict(
+    request_id="a",
+    tokens=PROMPT,
+    max_length=30,
+    cache_salt="a",
+    lora_id="a",
+    lora_generation=1,
+    mm_items=[(HASH, 0, 1)],
+    prompt_embeds=[(HASH, 0, 1)],
+    extra_ids=[0] * 20,
+    token_overrides=[(0, 1)],
+    no_read=False,
+    no_store=False,
+    max_new_tokens=3,
+)
+HASHED: Arguments = PREFIX | dict(page_size=4, algo="ahash64", parent=bytes(8), seed="0" * 64)
+
+PARAMS: Arguments = dict(
+    dtype="float32",
+    n_kv_heads=1,
+    head_dim=8,
+    num_layers=1,
+    page_size=4,
+    devices="cpu",
+    data_parallel_degree=1,
+    enable_prefix_caching=True,
+    kv_hash_algo="ahash64",
+    kv_hash_seed="0" * 64,
+    on_duplicate="adopt",
+    eviction_policy="priority_lru",
+    default_retention_priority=35,
+)
+MANAGER: Arguments = dict(
+    session=None,
+    total_num_pages=4,
+    max_batch_size=2,
+    available_bytes=None,
+    max_seq_len=16,
+    max_num_input_tokens=16,
+    reserve="chunk",
+    allocate_pools=False,
+    buffers=None,
+    model_name="a",
+    weights_revision="a",
+)
+
+CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = {
+    "claim": (lambda s: s.kv.claim, lambda s: dict(ctx=s.stranger, replica_idx=0)),
+    "alloc": (lambda s: s.kv.alloc, lambda s: dict(batch=[s.idle], num_tokens=[1])),
+    "alloc_dummy": (lambda s: s.kv.alloc_dummy, lambda s: dict(ctx=s.padding, replica_idx=0)),
+    "runtime_inputs": (lambda s: s.kv.runtime_inputs, lambda s: dict(batches=[[s.running]], form="max")),
+    "step": (lambda s: s.kv.step, lambda s: dict(batch=[s.running], new_tokens=[1], counts=[1])),
+    "truncate": (lambda s: s.kv.truncate, lambda s: dict(ctx=s.running, length=1)),
+    "preempt": (lambda s: s.kv.preempt, lambda s: dict(batch=[s.running])),
+    "release": (lambda s: s.kv.release, lambda s: dict(batch=[s.running])),
+    "contains": (lambda s: s.kv.contains, lambda s: dict(ctx=s.running)),
+    "begin_step": (lambda s: s.kv.begin_step, lambda s: dict(now=1.0, completions=[s.copy])),
+    "poll_transfers": (lambda s: s.kv.poll_transfers, lambda s: dict(completions=[s.copy])),
+    "block_count": (lambda s: s.kv.block_count, lambda s: dict(replica_idx=0, group=None)),
+    "analyze_prefix_reuse": (lambda s: s.kv.analyze_prefix_reuse, lambda s: PREFIX | dict(replica_idx=0)),
+    "probe_prefix_match_length": (
+        lambda s: s.kv.probe_prefix_match_length,
+        lambda s: PREFIX | dict(replica_idx=0),
+    ),
+    "commit_and_get_block_hashes": (
+        lambda s: s.kv.commit_and_get_block_hashes,
+        lambda s: dict(ctx=s.running, group=None),
+    ),
+    "get_cache_indices": (lambda s: s.kv.get_cache_indices, lambda s: dict(ctx=s.running, group=None)),
+    "get_batch_cache_indices": (
+        lambda s: s.kv.get_batch_cache_indices,
+        lambda s: dict(batch=[s.running], group=None),
+    ),
+    "slot_mapping": (lambda s: s.kv.slot_mapping, lambda s: dict(ctx=s.running, positions=[0])),
+    "copy_block_offsets": (
+        lambda s: s.kv.copy_block_offsets,
+        lambda s: dict(out=s.table, slot=0, ctx=s.running),
+    ),
+    "get_buffers": (lambda s: s.pools.get_buffers, lambda s: dict(layer=0, layout="NHD")),
+    "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
+    "MHAKVCacheParams": (lambda s: pk.MHAKVCacheParams, lambda s: PARAMS),
+    "TextContext": (lambda s: pk.TextContext, lambda s: REQUEST),
+    "TextContext.update": (lambda s: s.running.update, lambda s: dict(token=1)),
+    "TextContext.truncate": (lambda s: s.running.truncate, lambda s: dict(length=1)),
+    "TokenBuffer": (lambda s: pk.TokenBuffer, lambda s: dict(tokens=PROMPT)),
+    "RequestID": (lambda s: pk.RequestID, lambda s: dict(value="a")),
+    "hash_blocks": (lambda s: pk.hash_blocks, lambda s: HASHED),
+    "hash_blocks_batch": (
+        lambda s: pk.hash_blocks_batch,
+        lambda s: {"sequences": [PROMPT]} | {k: v for k, v in HASHED.items() if k != "tokens"},
+    ),
+}
+"""A call, and good arguments of it."""
+
+NOTHING: dict[str, Any] = {"None": None, "an object": object(), "a dict": {1: 1}}
+NO_INTEGER: dict[str, Any] = {
+    "a float": 1.0,
+    "NaN": NAN,
+    "infinity": INFINITE,
+    "text": "1",
+    "True": True,
+    "a numpy bool": np.True_,
+    "a numpy float": np.float64(1),
+    "bytes": b"1",
+}
+HUGE: dict[str, Any] = {  # 5,000 digits are more than Python writes
+    "2**64": 2**64,
+    "-2**63 - 1": -(2**63) - 1,
+    "200 bits": 2**200,
+    "endless": 10**5000,
+}
+NEGATIVE: dict[str, Any] = {"-1": -1, "a numpy -1": np.int64(-1)}
+NO_LIST: dict[str, Any] = {
+    "a set": {1},
+    "text": "12",
+    "two axes": [[1]],
+    "an array of two axes": np.array([[1]]),
+    "floats": np.array([1.0]),
+    "NaN": [NAN],
+    "an array of NaN": np.array([NAN]),
+    "a bool": [True],
+    "bools": np.array([True]),
+    "None": [None],
+    "texts": ["1"],
+    "objects": np.array([1, None]),
+    "complex": np.array([1j]),
+    "times": np.array([1], "M8[s]"),
+}
+
+
+def listed(values: dict[str, Any]) -> dict[str, Any]:
+    return {f"[{name}]": [value] for name, value in values.items()}
+
+
+REQUESTS: dict[str, Callable[[Scene], Any]] = {
+    "None": lambda s: None,
+    "a float": lambda s: 1.0,
+    "NaN": lambda s: NAN,
+    "text": lambda s: LONG,
+    "True": lambda s: True,
+    "2**64": lambda s: 2**64,
+    "-1": lambda s: -1,
+    "an object": lambda s: object(),
+    "a slot that was never given": lambda s: 77,
+    "a stale slot": lambda s: s.stale,
+    "a stranger": lambda s: s.stranger,
+    "a released request": lambda s: s.released,
+    "another manager's request": lambda s: s.foreign,
+}
+BATCHES: dict[str, Callable[[Scene], Any]] = REQUESTS | {
+    "a set": lambda s: {s.running},
+    "a generator": lambda s: (ctx for ctx in [s.running]),
+    "a dict": lambda s: {s.running: 1},
+    "[None]": lambda s: [None],
+    "[slot]": lambda s: [s.running.slot],
+    "a list in a list": lambda s: [[s.running]],
+    "a stranger behind a good one": lambda s: [s.running, s.stranger],
+    "one twice": lambda s: [s.running, s.running],
+    "one over and over": lambda s: [s.running] * 100_000,
+    "a slot twice": lambda s: np.array([s.running.slot] * 2, np.int32),
+    "slots of int64": lambda s: np.array([s.running.slot]),
+    "slots of uint32": lambda s: np.array([s.running.slot], np.uint32),
+    "slots of floats": lambda s: np.array([s.running.slot], float),
+    "slots of another byte order": lambda s: np.array([s.running.slot], ">i4"),
+    "a slot over and over": lambda s: np.broadcast_to(np.int32(s.running.slot), 100_000),
+    "slots in two axes": lambda s: np.array([[s.running.slot]], np.int32),
+    "a negative slot": lambda s: np.array([-1], np.int32),
+    "the largest slot": lambda s: np.array([2**31 - 1], np.int32),
+}
+SPANS: dict[str, Any] = {
+    "an object": object(),
+    "a dict": {1: 1},
+    "a number": 1,
+    "[None]": [None],
+    "numbers": [1],
+    "two of three": [(HASH, 0)],
+    "short": [(b"a", 0, 1)],
+    "text": [("a" * 32, 0, 1)],
+    "before the first": [(HASH, -1, 1)],
+    "of no tokens": [(HASH, 0, 0)],
+    "a negative length": [(HASH, 0, -1)],
+    "a float": [(HASH, 0.0, 1)],
+    "NaN": [(HASH, NAN, 1)],
+    "True": [(HASH, True, 1)],
+    "huge": [(HASH, 2**200, 1)],
+    "beyond 64 bits": [(HASH, 2**63 - 1, 2**63 - 1)],
+}
+OVERRIDES: dict[str, Any] = {
+    "an object": object(),
+    "a dict": {1: 1},
+    "a number": 1,
+    "[None]": [None],
+    "one of two": [(1,)],
+    "three": [(1, 2, 3)],
+    "a float": [(1, 1.0)],
+    "NaN": [(1, NAN)],
+    "True": [(1, True)],
+    "a bool as index": [(True, 1)],
+    "huge": [(1, 2**64)],
+    "a huge index": [(2**200, 1)],
+    "twice": [(1, 1), (1, 2)],
+}
+TOKENS = NO_LIST | listed(HUGE) | listed({"2**31": 2**31, "-2**31 - 1": -(2**31) - 1})
+COUNT = NO_INTEGER | NEGATIVE | HUGE
+SIZE = COUNT | {"0": 0, "2**63": 2**63, "an array": np.array([1, 1])}
+FLAG = NOTHING | {"1": 1, "text": "no", "an array": np.array([True, True])}
+WORD = NOTHING | {
+    "unknown": "paper",
+    "a number": 1,
+    "a list": ["a"],
+    "long": LONG,
+    "an array": np.array([1, 1]),
+}
+TEXT: dict[str, Any] = {"a number": 1, "bytes": b"a", "a list": ["a"], "NaN": NAN, "a surrogate": "\ud800"}
+REPLICAS = NOTHING | NO_INTEGER | NEGATIVE | HUGE | {"another": 1, "False": False, "0.0": 0.0}
+
+
+def always(value: Any) -> Callable[[Scene], Any]:
+    return lambda _: value
+
+
+def fixed(values: dict[str, Any]) -> dict[str, Callable[[Scene], Any]]:
+    """Values that are the same in every scene."""
+    return {name: always(value) for name, value in values.items()}
+
+
+def in_a_list(of_scene: Callable[[Scene], Any]) -> Callable[[Scene], Any]:
+    return lambda scene: [of_scene(scene)]
+
+
+def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+GOOD_HERE: dict[tuple[str, str], set[str]] = {
+    ("claim", "ctx"): {"a stranger", "a released request"},
+    ("alloc_dummy", "ctx"): {"a stranger", "a released request"},
+    ("contains", "ctx"): {"a stranger", "a released request", "another manager's request"},
+    ("get_batch_cache_indices", "batch"): {
+        "one twice",
+        "one over and over",
+        "a slot twice",
+        "a slot over and over",
+    },
+}
+"""What is bad elsewhere and means something here."""
+
+BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
+    "batch": BATCHES,
+    "ctx": REQUESTS
+    | {
+        "no request": lambda s: [],
+        "two requests": lambda s: [s.running, s.idle],
+        "two slots": lambda s: np.array([0, 1], np.int32),
+    },
+    "batches": {
+        "None": lambda s: None,
+        "a number": lambda s: 1,
+        "no batch": lambda s: [],
+        "two replicas": lambda s: [[s.running], [s.idle]],
+        "too many": lambda s: [[s.running, s.idle, s.padding]],
+        "not planned": lambda s: [[s.idle]],
+        "a dict": lambda s: {0: [s.running]},
+    }
+    | {f"[{name}]": in_a_list(value) for name, value in BATCHES.items()},
+    "num_tokens": fixed(
+        COUNT | NO_LIST | listed(HUGE | NEGATIVE) | {"0": 0, "[0]": [0], "two": [1, 1], "none": []}
+    ),
+    "new_tokens": fixed(TOKENS | without(COUNT, "-1", "a numpy -1") | {"two": [1, 1], "none": []}),
+    "counts": fixed(
+        NO_LIST | COUNT | listed(HUGE | NEGATIVE) | {"two": [1, 1], "none": [], "0": 0, "2": [2]}
+    ),
+    "length": fixed(COUNT | NOTHING | {"more than known": 99, "a list": [1]}),
+    "now": fixed(
+        without(NO_INTEGER, "a float", "a numpy float", "a numpy bool")
+        | {"-1": -1, "endless": 10**5000, "a list": [1.0]}
+    ),
+    "completions": fixed(
+        NO_LIST | COUNT | listed(HUGE | NEGATIVE) | {"unknown": [77], "an object": object()}
+    ),
+    "replica_idx": fixed(REPLICAS),
+    "group": fixed({"text": "a", "a number": 0, "True": True, "a list": []}),
+    "positions": fixed(NOTHING | NO_LIST | COUNT | listed(HUGE | NEGATIVE) | {"behind": [99]}),
+    "out": fixed(
+        NOTHING
+        | {
+            "int64": np.zeros((1, 2, 2, 8)),
+            "three axes": np.zeros((2, 2, 8), np.int32),
+            "too short": np.zeros((1, 2, 2, 1), np.int32),
+        }
+    ),
+    "slot": fixed(COUNT | NOTHING | {"behind": 2}),
+    "layer": fixed(without(SIZE, "0") | NOTHING | {"behind": 3, "a mask": np.array([True, False, False])}),
+    "layout": fixed(NOTHING | {"unknown": "NWD", "a number": 1, "long": LONG}),
+    "form": fixed(NOTHING | {"unknown": "paper", "a number": 1, "a list": ["max"], "long": LONG}),
+    "tokens": fixed(NOTHING | TOKENS),
+    "sequences": fixed(NOTHING | {"a number": 1, "one sequence": PROMPT} | listed(TOKENS)),
+    "token": fixed(without(COUNT, "-1", "a numpy -1") | NOTHING | {"2**31": 2**31}),
+    "salt": fixed(TEXT),
+    "cache_salt": fixed(TEXT),
+    "lora_id": fixed(without(TEXT, "a number") | HUGE | {"a float": 1.0, "True": True}),
+    "lora_generation": fixed(COUNT | NOTHING),
+    "mm_items": fixed(SPANS),
+    "prompt_embeds": fixed(SPANS),
+    "extra_ids": fixed(without(NO_LIST, "None") | listed(HUGE | NEGATIVE)),
+    "overrides": fixed(OVERRIDES),
+    "token_overrides": fixed(OVERRIDES),
+    "request_id": fixed(NOTHING | {"a float": 1.0, "True": True, "200 bits": 2**200, "bytes": b"a"}),
+    "max_length": fixed(SIZE | {"less than given": 19, "2**31": 2**31}),
+    "max_new_tokens": fixed(without(SIZE, "0", "2**63")),
+    "no_read": fixed(FLAG),
+    "no_store": fixed(FLAG),
+    "value": fixed({"a number": 1, "bytes": b"a", "a float": 1.0, "a list": ["a"]}),
+    "page_size": fixed(SIZE | NOTHING | {"2**32": 2**32}),
+    "algo": fixed(NOTHING | {"unknown": "md5", "a number": 1}),
+    "parent": fixed({"short": b"a", "text": "0" * 16, "a number": 1}),
+    "params": fixed(NOTHING | {"a class": pk.MHAKVCacheParams}),
+    "session": {},
+    "total_num_pages": fixed(SIZE | {"None": None}),
+    "max_batch_size": fixed(SIZE | {"None": None, "over 2**20": 2**20 + 1}),
+    "available_bytes": fixed(SIZE | {"beside a number of pages": 2**20}),
+    "max_seq_len": fixed(SIZE),
+    "max_num_input_tokens": fixed(SIZE),
+    "reserve": fixed(without(WORD, "long")),
+    "allocate_pools": fixed(FLAG),
+    "buffers": fixed(without(NOTHING, "None") | {"none": [], "a number": 1, "numbers": [1], "two": [1, 2]}),
+    "model_name": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
+    "weights_revision": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
+    "dtype": fixed(WORD),
+    "n_kv_heads": fixed(SIZE | NOTHING),
+    "head_dim": fixed(SIZE | NOTHING),
+    "num_layers": fixed(SIZE | NOTHING),
+    "devices": fixed(WORD | {"none": [], "two": ["cpu", "cpu"]}),
+    "data_parallel_degree": fixed(SIZE | NOTHING | {"2": 2}),
+    "enable_prefix_caching": fixed(FLAG),
+    "kv_hash_algo": fixed(WORD),
+    "kv_hash_seed": fixed(
+        {"short": "a", "no hex": "x" * 64, "a number": 1, "bytes": bytes(32), "long": LONG}
+    ),
+    "on_duplicate": fixed(WORD),
+    "eviction_policy": fixed(WORD),
+    "default_retention_priority": fixed(without(COUNT, "text") | NOTHING | {"101": 101, "unknown": "urgent"}),
+    "seed": fixed({"short": b"a", "no hex": "x" * 64, "a number": 1}),
+}
+"""Values that an argument of this name refuses, wherever it stands."""
+
+
+SAID_INSTEAD = {
+    "ctx": r"\bslot\b|\brequest\b",
+    "batch": r"\bslot\b|\brequests?\b",
+    "batches": r"\bbatch\b|\bslot\b|\brequests?\b",
+    "completions": r"\btransfer 77\b",
+    "algo": r"\bhash algorithm\b",
+}
+"""What says as well as the argument's name where the fault is: a request has a name of its own."""

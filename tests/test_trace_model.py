@@ -1,0 +1,151 @@
+"""A real conversation trace, whole: the manager finds, evicts and keeps what a model in dictionaries does.
+
+`--long` cuts it into smaller pages.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import pagekeeper as pk
+from model.cache import Cache, Served
+from model.engine import manager
+
+NAMED = 512
+"""Tokens that one id of the trace names."""
+
+LONGEST_OUTPUT = 2_000
+
+POOLS = (160_000, 1_000_000, 6_000_000)
+"""Tokens; the longest request has 126,527."""
+
+
+class Visit(NamedTuple):
+    """A request of the trace, and a name for each full block of its prompt and output."""
+
+    number: int
+    ids: list[int]
+    prompt: int
+    output: int
+    names: list[int]
+
+    def tokens(self) -> Any:
+        """Each id is a text of its own; outputs, in negative tokens, are the request's alone."""
+        named = np.array(self.ids, np.int32)[:, None] * NAMED + np.arange(NAMED, dtype=np.int32)
+        output = -1 - self.number * LONGEST_OUTPUT - np.arange(self.output, dtype=np.int32)
+        return np.concatenate([named.ravel()[: self.prompt], output])
+
+
+class Names:
+    """Numbers for prefixes: equal ones for blocks that have the same text and follow the same prefix."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, object], int] = {}
+        self.parents: list[int] = []
+
+    def chain(self, texts: Iterable[object]) -> list[int]:
+        """Names the blocks of one sequence, each by its text and the name of the block before."""
+        name, names = -1, []
+        for text in texts:
+            parent, name = name, self.numbers.setdefault((name, text), len(self.parents))
+            if name == len(self.parents):
+                self.parents.append(parent)
+            names.append(name)
+        return names
+
+
+def visits(trace: Path, page_size: int, names: Names) -> list[Visit]:
+    """The requests of a trace, their blocks named by its ids and not by their tokens."""
+    found = []
+    pages_of_id = NAMED // page_size
+    for number, line in enumerate(trace.read_text().splitlines()):
+        row = json.loads(line)
+        ids, prompt, output = row["hash_ids"], row["input_length"], row["output_length"]
+        shared = [(ids[page // pages_of_id], page % pages_of_id) for page in range(prompt // page_size)]
+        alone = [("output", number)] * ((prompt + output) // page_size - len(shared))
+        found.append(Visit(number, ids, prompt, output, names.chain([*shared, *alone])))
+    return found
+
+
+@dataclass
+class Pair:
+    """A manager, and the model of it."""
+
+    policy: pk.EvictionPolicy
+    kv: Any
+    model: Cache
+
+    def serve(self, visit: Visit, tokens: Any) -> None:
+        """The model and the manager find the same hits, and take and hold the same pages.
+
+        A page that is taken is the victim if it stood for a block. So equal pages at every request are
+        equal victims in equal order.
+        """
+        expected = self.model.serve(visit.names, visit.prompt, visit.output)
+        assert self.serve_for_real(tokens, visit.prompt) == expected, (
+            f"{self.policy}, {self.kv.total_num_pages} pages"
+        )
+
+    def serve_for_real(self, tokens: Any, prompt: int) -> Served:
+        """The prompt in one forward, all of the output in a second, as accepted drafts would be."""
+        ctx = pk.TextContext(pk.RequestID(), tokens[:prompt])
+        output = tokens[prompt:]
+        self.kv.claim(ctx)
+        self.kv.alloc(ctx)
+        hits = ctx.cached_prefix_length // self.kv.params.page_size
+        taken = self.row(ctx)[hits:]
+        self.kv.step(ctx, output, len(output))
+        if len(output):
+            held = len(self.row(ctx))
+            self.kv.alloc(ctx)
+            taken += self.row(ctx)[held:]
+            self.kv.step(ctx, (), 0)
+        row = self.row(ctx)
+        self.kv.release(ctx)
+        return Served(hits, taken, row)
+
+    def row(self, ctx: Any) -> list[int]:
+        pages: list[int] = self.kv.get_cache_indices(ctx)[0]
+        return pages
+
+
+def pairs(page_size: int) -> list[Pair]:
+    """Every policy at every size."""
+    made = []
+    for policy, size in product(pk.EvictionPolicy, POOLS):
+        kv = manager(size // page_size, page_size, eviction_policy=policy)
+        made.append(Pair(policy, kv, Cache(page_size, size // page_size, policy)))
+    return made
+
+
+@pytest.mark.timeout(1200)
+def test_the_whole_conversation_trace_is_served_as_the_model_serves_it(
+    shared_dir: Path, long_run: bool
+) -> None:
+    page_size = 128 if long_run else NAMED
+    names = Names()
+    requests = visits(shared_dir / "traces" / "mooncake_conversation_trace.jsonl", page_size, names)
+    assert len(requests) == 12_031
+    last_use = dict[int, int]()
+    caches = pairs(page_size)
+    for number, visit in enumerate(requests):
+        tokens = visit.tokens()
+        for pair in caches:
+            pair.serve(visit, tokens)
+        last_use |= dict.fromkeys(visit.names, number)
+    for pair in caches:
+        counted = pair.kv.metrics()
+        assert counted["evictions"] == pair.model.evictions > 0
+        assert counted["cached_blocks"] == len(pair.model.stored)
+        stored = set(pair.model.stored)
+        for leaf in stored - {names.parents[name] for name in stored}:
+            visit = requests[last_use[leaf]]
+            length = (visit.names.index(leaf) + 1) * page_size
+            assert pair.kv.probe_prefix_match_length(np.append(visit.tokens()[:length], 0)) == length
+        pair.kv.verify()
