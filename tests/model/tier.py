@@ -56,8 +56,7 @@ class LateCopy:
 
     def __await__(self) -> Generator[Any, None, None]:
         self.result()
-        return
-        yield
+        yield from ()
 
 
 class Tier:

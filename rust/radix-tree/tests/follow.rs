@@ -6,7 +6,7 @@ use radix_tree::{DigestCollision, Insertion, NamespaceKey, NodeId, ParentId, Pre
 
 const PAGE: usize = 2;
 /// More blocks than are compared together, so that a prefix is followed in several runs.
-const BLOCKS: usize = 150;
+const BLOCKS: usize = 600;
 
 /// How following a prefix ends.
 type End = Result<Option<ParentId>, DigestCollision>;
@@ -69,7 +69,7 @@ impl Prefix {
 
 #[test]
 fn a_stored_prefix_is_found_whole_wherever_its_blocks_lie() {
-    for at_once in [1, 2, 15, 16, 17, 63, 64, 65, BLOCKS] {
+    for at_once in [1, 2, 15, 16, 17, 255, 256, 257, BLOCKS] {
         let scene = Scene::stored(3, at_once);
         for prefix in &scene.prefixes {
             let end = ParentId::Node(prefix.nodes[BLOCKS - 1]);
@@ -89,7 +89,7 @@ fn no_blocks_end_where_they_begin() {
 fn a_prefix_ends_at_the_first_block_that_is_not_stored() {
     for at_once in [1, 7, BLOCKS] {
         let mut scene = Scene::stored(2, at_once);
-        for lost in [149, 100, 64, 63, 1, 0] {
+        for lost in [599, 300, 256, 255, 1, 0] {
             // From the end on, each lost block is pruned with what was lost after it.
             for node in scene.prefixes[1].nodes.drain(lost..).rev() {
                 scene.tree.clear_page(node);
@@ -103,7 +103,7 @@ fn a_prefix_ends_at_the_first_block_that_is_not_stored() {
 
 #[test]
 fn a_prefix_ends_at_the_first_block_without_a_page() {
-    for lost in [0, 5, 64, 148] {
+    for lost in [0, 5, 256, 598] {
         let mut scene = Scene::stored(1, BLOCKS);
         scene.tree.clear_page(scene.prefixes[0].nodes[lost]);
         let prefix = &scene.prefixes[0];
@@ -115,7 +115,7 @@ fn a_prefix_ends_at_the_first_block_without_a_page() {
 fn an_equal_hash_with_another_last_token_is_a_collision() {
     for at_once in [1, BLOCKS] {
         let scene = Scene::stored(2, at_once);
-        for block in [0, 5, 64, 149] {
+        for block in [0, 5, 256, 599] {
             let prefix = &scene.prefixes[1];
             let mut tokens = prefix.tokens.clone();
             tokens[block * PAGE + 1] ^= 1 << 31;

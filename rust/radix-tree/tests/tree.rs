@@ -317,26 +317,26 @@ fn an_anchor_is_no_child() {
 fn descendants_come_before_what_they_follow() {
     let mut tree = tree();
     let root = root(&mut tree, "");
-    //     a      f
-    //    / \
-    //   b   e
-    //  / \
-    // c   d
+    //     top       last
+    //    /   \
+    //  fork  side
+    //  /  \
+    // one other
     let mut key = 0;
     let mut below = |parent| {
         key += 1;
         store(&mut tree, parent, key, [key as Token; 2], 1)
     };
-    let a = below(root);
-    let b = below(ParentId::Node(a));
-    let [c, d] = [(); 2].map(|()| below(ParentId::Node(b)));
-    let e = below(ParentId::Node(a));
-    let f = below(root);
+    let top = below(root);
+    let fork = below(ParentId::Node(top));
+    let [one, other] = [(); 2].map(|()| below(ParentId::Node(fork)));
+    let side = below(ParentId::Node(top));
+    let last = below(root);
     let descendants = |parent| tree.descendants(parent).collect::<Vec<_>>();
-    assert_eq!(descendants(root), [f, e, d, c, b, a]);
-    assert_eq!(descendants(ParentId::Node(a)), [e, d, c, b]);
-    assert_eq!(descendants(ParentId::Node(b)), [d, c]);
-    assert_eq!(descendants(ParentId::Node(c)), []);
+    assert_eq!(descendants(root), [last, side, other, one, fork, top]);
+    assert_eq!(descendants(ParentId::Node(top)), [side, other, one, fork]);
+    assert_eq!(descendants(ParentId::Node(fork)), [other, one]);
+    assert_eq!(descendants(ParentId::Node(one)), []);
 }
 
 #[test]
@@ -347,7 +347,9 @@ fn a_block_takes_the_free_number_after_its_parents() {
     let others = [2, 3].map(|key| store(&mut tree, root, key, [key as Token; 2], 1));
     assert_eq!((first, others), (NodeId(0), [NodeId(1), NodeId(2)]));
     // Number 2 was given up last, and would be the next for a first block.
-    others.into_iter().for_each(|node| tree.clear_page(node));
+    for node in others {
+        tree.clear_page(node);
+    }
     assert_eq!(store(&mut tree, ParentId::Node(first), 4, [4, 4], 1), NodeId(1));
     assert_eq!(store(&mut tree, ParentId::Node(first), 5, [5, 5], 1), NodeId(2));
     verify(&tree, &[root]);
