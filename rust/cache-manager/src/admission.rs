@@ -231,6 +231,7 @@ impl Ledger {
             self.open_step();
         }
         self.step_joined = true;
+        self.events.seal();
         for &(_, page) in scratch.plans.iter().flat_map(|plan| &scratch.hits[plan.hits.clone()]) {
             if self.slab.refs(page) == 0 {
                 self.counters.reuse_gap.add(self.step.0 - self.slab.last_use(page).0);

@@ -5,8 +5,9 @@ use block_hash::{ExtraInputs, ExtraKeys, Token};
 use cache_manager::{EventKind, Ledger, LedgerConfig, NewSequence, SlotId, Stored};
 use radix_tree::AdapterId;
 
-fn telling(config: LedgerConfig) -> Ledger {
-    let mut ledger = Ledger::new(LedgerConfig { event_buffer_max_size: 64, ..config });
+fn telling(mut config: LedgerConfig) -> Ledger {
+    config.event_buffer_max_size = 64;
+    let mut ledger = Ledger::new(config);
     assert_eq!(
         told(&mut ledger),
         [EventKind::Created { page_size: PAGE, pages: vec![ledger.config().pages] }]
@@ -228,6 +229,21 @@ fn what_is_removed_after_a_snapshot_is_another_event() {
     assert_eq!(included.next_id, ledger.events().next_id() - 1);
     let EventKind::Stored(stored) = &included.events[1] else { panic!("{:?}", included.events) };
     assert_eq!(stored.keys, chain[..1]);
+}
+
+#[test]
+fn ids_do_not_depend_on_who_reads() {
+    let mut ledgers = [telling(config(3)), telling(config(3))];
+    for range in [0..9, 50..54, 60..64, 70..79] {
+        for ledger in &mut ledgers {
+            let slot = computed(ledger, &tokens(range.clone()));
+            release(ledger, slot);
+        }
+        told(&mut ledgers[0]);
+        ledgers[0].event_snapshot();
+        assert_eq!(ledgers[0].events().next_id(), ledgers[1].events().next_id());
+        assert_eq!(ledgers[0].fingerprint(), ledgers[1].fingerprint());
+    }
 }
 
 #[test]
