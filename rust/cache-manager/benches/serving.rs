@@ -3,7 +3,7 @@
 //! - `cycle`: one request of 32k tokens, from claim to release, hashing included. Cold: every page is
 //!   handed out by evicting a cached block, and every block is published. Warm: all blocks but the last
 //!   are hits.
-//! - `events`: the cold cycle with a log of events beside the same without, in turns. The log is full, so
+//! - `events`: the cold cycle without a log of events and with one, which is full, so
 //!   that each event drops one.
 //! - `decode`: one step of 256 running requests: plan, write the block-table rows that changed and the
 //!   lengths, deliver a token each. The throughput is in requests.
