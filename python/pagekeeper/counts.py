@@ -82,7 +82,7 @@ class PrefixReuseSummary:
         miss_reason: why that first full block is not stored, None when all are. "never_stored": nobody stored
             it, or nothing is known of it any more. "evicted": it had to make room; about as many evictions as
             the pool has pages are remembered, and none from before a reset. "collision": another block owns
-            its hash. "other_namespace": it is stored under another salt or adapter (told only when asked for).
+            its hash. "other_namespace": it is stored under another salt or adapter (only when asked for).
         evicted_at_step: the step whose `alloc` evicted it; None when that is not known.
     """
 

@@ -244,7 +244,7 @@ class BlockIndex:
 def block_key(block_hash: bytes | int) -> int:
     """The number that stands for a block in events.
 
-    >>> block_key(bytes(6) + b"\\x01\\x02")
+    >>> block_key(bytes.fromhex("0000000000000102"))
     258
 
     Args:

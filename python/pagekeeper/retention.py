@@ -85,9 +85,7 @@ class RetentionConfig:
             if before.end is None:
                 raise ValueError(f"ranges[{index}]: has no end, which only the last may do")
             if after.start < before.end:
-                raise ValueError(
-                    f"ranges[{index + 1}]: starts at {after.start}, before ranges[{index}] ends ({before.end})"
-                )
+                raise ValueError(f"ranges[{index + 1}]: starts before ranges[{index}] ends, at {before.end}")
 
     def native_ranges(self) -> list[tuple[int, int | None, int, float | None, float | None]]:
         """The ranges as (start, end, priority, seconds after the last release, time of expiry)."""

@@ -3,6 +3,8 @@
 //! - `cycle`: one request of 32k tokens, from claim to release, hashing included. Cold: every page is
 //!   handed out by evicting a cached block, and every block is published. Warm: all blocks but the last
 //!   are hits.
+//! - `events`: the cold cycle without a log of events and with one, which is full, so
+//!   that each event drops one.
 //! - `decode`: one step of 256 running requests: plan, write the block-table rows that changed and the
 //!   lengths, deliver a token each. The throughput is in requests.
 
@@ -18,6 +20,10 @@ use radix_tree::NamespaceKey;
 const PROMPT: usize = 32_768;
 
 fn ledger(page_size: u32, pages: u32) -> Ledger {
+    telling(page_size, pages, 0)
+}
+
+fn telling(page_size: u32, pages: u32, event_buffer_max_size: u32) -> Ledger {
     Ledger::new(LedgerConfig {
         page_size,
         pages,
@@ -30,7 +36,7 @@ fn ledger(page_size: u32, pages: u32) -> Ledger {
         priority: Priority::DEFAULT,
         max_seq_len: None,
         max_num_input_tokens: None,
-        event_buffer_max_size: 0,
+        event_buffer_max_size,
     })
 }
 
@@ -91,6 +97,26 @@ fn cycle(criterion: &mut Criterion) {
                 BatchSize::LargeInput,
             );
         });
+    }
+    group.finish();
+}
+
+fn events(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("events");
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+    for page_size in [16, 128] {
+        for (name, buffer) in [("off", 0), ("on", 16)] {
+            let mut ledger = telling(page_size, 4 * PROMPT as u32 / page_size, buffer);
+            let mut number = 0;
+            let mut next = || {
+                number += 1;
+                prompt(number, PROMPT)
+            };
+            (0..32).for_each(|_| serve(&mut ledger, next()));
+            group.bench_function(BenchmarkId::new(name, format!("page {page_size}")), |bencher| {
+                bencher.iter_batched(&mut next, |tokens| serve(&mut ledger, tokens), BatchSize::LargeInput);
+            });
+        }
     }
     group.finish();
 }
@@ -169,5 +195,5 @@ fn decode(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, cycle, decode);
+criterion_group!(benches, cycle, events, decode);
 criterion_main!(benches);

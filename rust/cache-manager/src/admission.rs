@@ -302,6 +302,7 @@ impl Ledger {
             self.open_step();
         }
         self.step_joined |= scratch.plans.iter().any(|plan| plan.load == 0);
+        self.events.seal();
         for &(_, page) in scratch.plans.iter().flat_map(|plan| &scratch.hits[plan.hits.clone()]) {
             if self.slab.refs(page) == 0 {
                 self.counters.reuse_gap.add(self.step.0 - self.slab.last_use(page).0);

@@ -35,6 +35,7 @@ impl Ledger {
             let Ok(Some(node)) = self.tree.find(parent, key, tokens, extra) else { return 0 };
             parent = ParentId::Node(node);
         }
+        self.events.seal();
         let below: Vec<NodeId> = self.tree.descendants(parent).collect();
         let mut forgotten = 0;
         for node in below {

@@ -87,7 +87,7 @@ impl EvictedKeys {
 
     #[inline]
     fn place(&self, key: u64) -> usize {
-        (u64::from(key as u32) * self.cells.len() as u64 >> 32) as usize
+        ((u64::from(key as u32) * self.cells.len() as u64) >> 32) as usize
     }
 }
 

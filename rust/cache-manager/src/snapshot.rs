@@ -102,13 +102,13 @@ impl Places {
         let (mut before, namespace) = loop {
             match at {
                 ParentId::Root(namespace) => break (0, namespace),
-                ParentId::Node(node) => match self.known.get(&node) {
-                    Some(&(depth, namespace)) => break (depth + 1, namespace),
-                    None => {
-                        path.push(node);
-                        at = tree.parent(node);
+                ParentId::Node(node) => {
+                    if let Some(&(depth, namespace)) = self.known.get(&node) {
+                        break (depth + 1, namespace);
                     }
-                },
+                    path.push(node);
+                    at = tree.parent(node);
+                }
             }
         };
         for &node in path.iter().rev() {

@@ -62,7 +62,7 @@ fn a_log_of_no_events_asks_for_none() {
 #[test]
 fn blocks_that_go_one_after_the_other_share_an_event() {
     let mut log = log(8);
-    [1, 2].into_iter().for_each(|key| log.removed(key));
+    (1..=2).for_each(|key| log.removed(key));
     log.stored(|| one_block(1));
     log.removed(1);
     assert_eq!(removals(&log.take(None)), [vec![1, 2], vec![1]]);
@@ -76,7 +76,7 @@ fn one_event_tells_of_1024_removals_at_most() {
 }
 
 #[test]
-fn nothing_is_added_to_an_event_that_was_read() {
+fn nothing_is_added_to_an_event_that_is_sealed() {
     let mut log = log(8);
     log.removed(1);
     log.seal();

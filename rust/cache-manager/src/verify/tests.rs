@@ -2,6 +2,7 @@
 
 use crate::config::{LedgerConfig, OnDuplicate, Reserve};
 use crate::copies::Copy;
+use crate::events::{EventLog, Stored, Tier};
 use crate::ledger::Ledger;
 use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
@@ -132,6 +133,27 @@ fn a_fault_within_the_pool_is_found() {
         ledger.slab.take(Priority::DEFAULT);
     });
     assert_eq!(found, page(10, "counts 1 references, requests hold 0"));
+}
+
+// Events
+
+#[test]
+fn an_event_without_blocks_is_found() {
+    let found = after(|ledger| {
+        let created = ledger.event_snapshot().events.remove(0);
+        ledger.events = EventLog::new(4, created);
+        ledger.events.stored(|| Stored {
+            parent: None,
+            first: 0,
+            keys: Vec::new(),
+            tokens: Vec::new(),
+            extra_keys: Vec::new(),
+            priority: Priority::DEFAULT,
+            tier: Tier::DEVICE,
+            adapter: None,
+        });
+    });
+    assert_eq!(found.to_string(), "event 1: does not add up");
 }
 
 // Nodes

@@ -5,8 +5,9 @@ use block_hash::{ExtraInputs, ExtraKeys, Token};
 use cache_manager::{EventKind, Ledger, LedgerConfig, NewSequence, SlotId, Stored};
 use radix_tree::AdapterId;
 
-fn telling(config: LedgerConfig) -> Ledger {
-    let mut ledger = Ledger::new(LedgerConfig { event_buffer_max_size: 64, ..config });
+fn telling(mut config: LedgerConfig) -> Ledger {
+    config.event_buffer_max_size = 64;
+    let mut ledger = Ledger::new(config);
     assert_eq!(
         told(&mut ledger),
         [EventKind::Created { page_size: PAGE, pages: vec![ledger.config().pages] }]
@@ -228,6 +229,25 @@ fn what_is_removed_after_a_snapshot_is_another_event() {
     assert_eq!(included.next_id, ledger.events().next_id() - 1);
     let EventKind::Stored(stored) = &included.events[1] else { panic!("{:?}", included.events) };
     assert_eq!(stored.keys, chain[..1]);
+}
+
+#[test]
+fn ids_do_not_depend_on_who_reads() {
+    let mut ledgers = [telling(config(3)), telling(config(3))];
+    for ledger in &mut ledgers {
+        let slot = computed(ledger, &tokens(0..9));
+        release(ledger, slot);
+    }
+    // Two calls that evict a block each, with nothing stored in between.
+    for range in [50..58, 60..64] {
+        for ledger in &mut ledgers {
+            let slot = claim(ledger, prompt(&tokens(range.clone())));
+            ledger.alloc(&[slot], &[]).expect("there is room");
+        }
+        told(&mut ledgers[0]);
+        assert_eq!(ledgers[0].events().next_id(), ledgers[1].events().next_id());
+        assert_eq!(ledgers[0].fingerprint(), ledgers[1].fingerprint());
+    }
 }
 
 #[test]

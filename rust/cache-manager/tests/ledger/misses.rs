@@ -32,7 +32,9 @@ fn tokens(range: std::ops::Range<Token>) -> Vec<Token> {
 /// A histogram of `numbers`.
 fn histogram(numbers: &[u32]) -> Histogram {
     let mut histogram = Histogram::default();
-    numbers.iter().for_each(|&number| histogram.add(number));
+    for &number in numbers {
+        histogram.add(number);
+    }
     histogram
 }
 
