@@ -46,7 +46,9 @@ fn many_at_once(criterion: &mut Criterion) {
             bencher.iter(|| {
                 taken.clear();
                 assert!(slab.take_many(RUN, Priority::DEFAULT, &mut taken));
-                taken.iter().for_each(|&taken| publish_and_release(&mut slab, taken));
+                for &taken in &taken {
+                    publish_and_release(&mut slab, taken);
+                }
             });
         });
     }
@@ -90,7 +92,9 @@ fn shuffled(pages: u32, policy: EvictionPolicy) -> Slab {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         order.swap(at, (random >> 33) as usize % (at + 1));
     }
-    order.into_iter().for_each(|page| slab.release(PageId(page), Step(1)));
+    for page in order {
+        slab.release(PageId(page), Step(1));
+    }
     slab
 }
 

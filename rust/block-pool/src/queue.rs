@@ -172,6 +172,9 @@ impl EvictionQueues {
         (record.queue, record.prev, record.next) = (queue, prev, next);
         let list = &mut self.lists[usize::from(queue.0)];
         list.len += 1;
+        if list.len == 1 {
+            self.occupied |= queue.bit();
+        }
         match prev {
             END => list.first = page,
             prev => pages[prev.index()].next = page,
@@ -180,7 +183,6 @@ impl EvictionQueues {
             END => list.last = page,
             next => pages[next.index()].prev = page,
         }
-        self.occupied |= queue.bit();
         self.queued += 1;
     }
 

@@ -115,6 +115,7 @@ impl Limits {
     }
 
     /// Gives `page` another limit, or none. A duration counts from `released`, if it is given.
+    #[cold]
     pub(crate) fn set(&mut self, page: PageId, limit: Option<Limit>, released: Option<f64>) {
         if let Some((_, Some(due))) = self.pages.remove(&page) {
             self.due.remove(&(due, page));
@@ -129,6 +130,7 @@ impl Limits {
     }
 
     /// `page` was released at `now`, or, without a time, is referenced again.
+    #[cold]
     pub(crate) fn released(&mut self, page: PageId, now: Option<f64>) {
         if let Some(limit @ Limit::For(_)) = self.get(page) {
             self.set(page, Some(limit), now);

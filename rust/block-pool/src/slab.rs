@@ -371,7 +371,8 @@ impl Slab {
     }
 
     /// Forgets what every page stands for; evictable pages are all uncached afterwards. Cost does not
-    /// grow with the number of pages.
+    /// grow with the number of pages, but for those that changed their level while they waited: the index
+    /// of their places is freed.
     pub fn forget_all(&mut self) {
         self.queues.forget_all(&mut self.pages);
     }
@@ -396,11 +397,10 @@ impl Slab {
 
     #[inline]
     fn enqueue(&mut self, page: PageId) {
-        let record = &mut self.pages[page.index()];
-        if !self.queues.is_current(record) {
-            record.node = NO_NODE; // the new stamp must not revive what was forgotten
-        }
         let queue = self.home(&self.pages[page.index()]);
+        if queue == QueueId::UNCACHED {
+            self.pages[page.index()].node = NO_NODE; // the new stamp must not revive what was forgotten
+        }
         self.queues.push_back(&mut self.pages, page, queue);
     }
 

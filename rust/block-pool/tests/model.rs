@@ -293,7 +293,9 @@ impl Model {
         pages.1.sort_unstable();
         assert_eq!(pages.0, pages.1);
         self.pages.values_mut().for_each(|page| page.node = None);
-        order.iter().for_each(|&page| self.queue(page));
+        for &page in order {
+            self.queue(page);
+        }
     }
 
     fn compare(&self, slab: &Slab) {

@@ -112,7 +112,9 @@ fn hot_pages_left(policy: EvictionPolicy) -> usize {
     let mut slab = cached(policy, 2048, &[]);
     let hot: Vec<PageId> = (1..=64).map(PageId).collect();
     for _ in 0..1000 {
-        hot.iter().for_each(|&page| slab.acquire(page));
+        for &page in &hot {
+            slab.acquire(page);
+        }
         for &page in &hot {
             slab.mark_reused(page);
             slab.release(page, Step(1));

@@ -200,7 +200,9 @@ fn many_pages_are_taken_as_one_by_one() {
     for slab in [&mut one_by_one, &mut at_once] {
         let pages = [1, 2, 3, 4].map(|_| take(slab));
         slab.publish(pages[0], NodeLink(7), Step(1));
-        pages.into_iter().for_each(|page| slab.release(page, Step(1)));
+        for page in pages {
+            slab.release(page, Step(1));
+        }
     }
     let mut taken = Vec::new();
     assert!(at_once.take_many(6, level(80), &mut taken));
