@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from pagekeeper.counts import BlockCount, PrefixReuseSummary
     from pagekeeper.dtypes import DType
     from pagekeeper.dummy import DummyKVCache
-    from pagekeeper.errors import InsufficientBlocksError, LedgerCorruptError, RequestTooLargeError
+    from pagekeeper.errors import (
+        InsufficientBlocksError,
+        KVLoadFailed,
+        KVLoadRefused,
+        LedgerCorruptError,
+        RequestTooLargeError,
+    )
     from pagekeeper.hashing import hash_blocks, hash_blocks_batch
     from pagekeeper.manager import PagedKVCacheManager
     from pagekeeper.params import KVCacheParams, MHAKVCacheParams
     from pagekeeper.tables import KVCacheInputs
-    from pagekeeper.transfers import CompletedTransfer
+    from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
 # Where each public name is. Modules are loaded when a name of theirs is first used, so that
 # `import pagekeeper` costs next to nothing.
@@ -32,6 +38,9 @@ _HOMES = {
     "InsufficientBlocksError": "errors",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
+    "KVConnectorTransfer": "transfers",
+    "KVLoadFailed": "errors",
+    "KVLoadRefused": "errors",
     "LedgerCorruptError": "errors",
     "MHAKVCacheParams": "params",
     "PagedKVCacheManager": "manager",
@@ -52,6 +61,9 @@ __all__ = [
     "InsufficientBlocksError",
     "KVCacheInputs",
     "KVCacheParams",
+    "KVConnectorTransfer",
+    "KVLoadFailed",
+    "KVLoadRefused",
     "LedgerCorruptError",
     "MHAKVCacheParams",
     "PagedKVCacheManager",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["InsufficientBlocksError", "LedgerCorruptError", "RequestTooLargeError"]
+__all__ = [
+    "InsufficientBlocksError",
+    "KVLoadFailed",
+    "KVLoadRefused",
+    "LedgerCorruptError",
+    "RequestTooLargeError",
+]
 
 
 class InsufficientBlocksError(RuntimeError):
@@ -40,3 +46,11 @@ class RequestTooLargeError(InsufficientBlocksError):
 
 class LedgerCorruptError(RuntimeError):
     """The books of the cache do not add up. The message names what is wrong first."""
+
+
+class KVLoadRefused(RuntimeError):
+    """A connector declines a load before anything moved: the blocks are a plain miss."""
+
+
+class KVLoadFailed(RuntimeError):
+    """A transfer failed or was cancelled: what it wrote to holds no KV. The message says why."""

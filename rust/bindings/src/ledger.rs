@@ -81,14 +81,14 @@ impl Drop for Ledger {
     }
 }
 
-/// The argument `now`, in seconds.
-fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
-    now.extract().map_err(|error: PyErr| {
-        let py = now.py();
+/// The argument `name`, in seconds.
+pub(crate) fn seconds_from(given: &Bound<'_, PyAny>, name: &str) -> PyResult<f64> {
+    given.extract().map_err(|error: PyErr| {
+        let py = given.py();
         if error.is_instance_of::<PyOverflowError>(py) {
-            PyValueError::new_err("now: out of range, must be a time in seconds")
+            PyValueError::new_err(format!("{name}: out of range, must be a time in seconds"))
         } else if error.is_instance_of::<PyTypeError>(py) {
-            PyTypeError::new_err(format!("now: {}", error.value(py)))
+            PyTypeError::new_err(format!("{name}: {}", error.value(py)))
         } else {
             error
         }
@@ -225,7 +225,7 @@ impl Ledger {
     }
 
     fn begin_step(&self, now: Option<&Bound<'_, PyAny>>, completions: &Bound<'_, PyAny>) -> PyResult<u32> {
-        let now = now.map(seconds_from).transpose()?;
+        let now = now.map(|now| seconds_from(now, "now")).transpose()?;
         let ended = ids_from(completions, "completions")?;
         Ok(self.run(completions.py(), |ledger| ledger.begin_step(now, &ended))?.0)
     }

@@ -18,6 +18,7 @@ mod queries;
 mod shared;
 mod tables;
 mod tokens;
+mod transfer;
 
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -25,9 +26,12 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ledger::Ledger>()?;
     m.add_class::<tables::BatchShape>()?;
     m.add_class::<tables::RowMemory>()?;
+    m.add_class::<transfer::Completer>()?;
+    m.add_class::<transfer::Transfer>()?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks_batch, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_cpu_path, m)?)?;
     m.add_function(wrap_pyfunction!(tokens::normalize_tokens, m)?)?;
+    m.add_function(wrap_pyfunction!(transfer::pending_transfer, m)?)?;
     Ok(())
 }

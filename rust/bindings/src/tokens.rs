@@ -121,6 +121,11 @@ pub(crate) fn ids_from(ids: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>>
     integers(ids, name, "0 to 2**64 - 1", |value| u64::try_from(value).ok())
 }
 
+/// Page ids, in the same forms.
+pub(crate) fn pages_from(pages: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
+    integers(pages, name, "0 to 2**32 - 1", |value| u32::try_from(value).ok())
+}
+
 /// Counts of tokens, in the same forms, or one int.
 pub(crate) fn counts_from(counts: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
     let check = |value| u32::try_from(value).ok();

@@ -12,7 +12,7 @@ use std::thread;
 const PAGE: u32 = 4;
 const BLOCKS: u32 = 8;
 const PROBERS: usize = 4;
-const ROUNDS: Token = 200;
+const ROUNDS: Token = 2000;
 
 /// Whole blocks and one token, which is always computed.
 fn prompt(first: Token) -> Vec<Token> {
