@@ -11,6 +11,8 @@ mod batch;
 mod claims;
 mod context;
 mod errors;
+#[cfg(feature = "faults")]
+mod faults;
 mod guard;
 mod hashing;
 mod ledger;

@@ -21,6 +21,8 @@ mod copies;
 mod counters;
 mod delivery;
 mod error;
+#[cfg(feature = "faults")]
+mod faults;
 mod ledger;
 mod letting_go;
 mod probe;
@@ -33,6 +35,8 @@ pub use config::{LedgerConfig, OnDuplicate, Reserve};
 pub use copies::{CopyId, CopyJob};
 pub use counters::Counters;
 pub use error::{LedgerError, NoRoom};
+#[cfg(feature = "faults")]
+pub use faults::Fault;
 pub use ledger::{Ledger, RefusedClaim};
 pub use probe::{PrefixQuery, PrefixReuse};
 pub use sequence::{NewSequence, Position, Released};
