@@ -84,8 +84,8 @@ fn of_two_results_one_stands_and_it_is_the_one_that_was_told_so() {
 fn a_request_to_cancel_is_heard_or_told_that_it_is_too_late() {
     Fault::None.explore(|| {
         let (completer, completion) = pending();
-        let asker = completion.clone();
-        let asked = thread::spawn(move || asker.cancel());
+        let handle = completion.clone();
+        let asked = thread::spawn(move || handle.cancel());
         let heard = completer.is_cancel_requested();
         if heard {
             completer.abandon();
