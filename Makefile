@@ -14,7 +14,7 @@ RANDOM_RUST_TESTS := --test model --test chains --test extra_keys
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint test-rust test-python test-long dist-check bench docs wheel sdist lock clean tools
+.PHONY: help demo test lint test-rust test-loom test-threads test-python test-faults test-long dist-check bench docs wheel sdist lock clean tools
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +23,11 @@ demo: $(NATIVE) ## serve a small model on PageKeeper's pages, then replay a thou
 	$(BIN)/python examples/serve.py
 	$(BIN)/pagekeeper replay --generate 1000
 
-test: lint test-rust test-python ## everything that continuous integration checks
+test: lint test-rust test-loom test-python test-faults ## everything that continuous integration checks
 
 lint: $(NATIVE) ## formats, clippy, ruff, mypy, the stub against the binary, Rust docs; warnings are errors
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features bindings/faults --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -41,8 +41,22 @@ test-rust: $(DEPS) ## Rust tests (cargo-nextest where it is installed) and docte
 	  else cargo test --workspace --locked --lib --bins --tests; fi
 	cargo test --workspace --exclude bindings --locked --doc
 
+test-loom: ## every interleaving of small models of the completion handle, by loom
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test -p completion --lib --locked
+
+# ThreadSanitizer with the stable compiler and its prebuilt standard library.
+test-threads: ## Rust stress tests under ThreadSanitizer (a build of its own: minutes at first)
+	CARGO_TARGET_DIR=target/threads RUSTC_BOOTSTRAP=1 \
+	  RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+	  TSAN_OPTIONS="suppressions=$(abspath .config/tsan-suppressions.txt)" \
+	  cargo test -p completion -p cache-manager --test threads --target x86_64-unknown-linux-gnu --locked
+
 test-python: $(NATIVE) ## pytest, the docstrings' examples included
 	$(BIN)/pytest
+
+test-faults: $(NATIVE) ## what panics leave behind, in a build of the extension that panics on purpose
+	cargo build -p bindings --features faults --target-dir target --locked
+	$(BIN)/pytest tests/test_broken_state.py --native target/debug/lib_native.so
 
 test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (minutes)
 	$(BIN)/pytest tests --long --timeout 1800

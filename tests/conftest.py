@@ -1,6 +1,8 @@
 """What all tests share: which random examples are drawn, and the project's shared material."""
 
+import importlib.util
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +12,27 @@ FIRST_SEED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--native", type=Path, help="test this build of the native module, not the installed one"
+    )
     parser.addoption("--long", action="store_true", help="draw many more random examples, and fresh ones")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if native := config.getoption("--native"):
+        load_native(native)
     # Normal runs draw the same examples every time, so that a red build is about the change under test.
     config.stash[FIRST_SEED] = secrets.randbits(32) if config.getoption("--long") else 0
+
+
+def load_native(path: Path) -> None:
+    """Puts a build of the native module where the package imports its own."""
+    spec = importlib.util.spec_from_file_location("pagekeeper._native", path)
+    if spec is None or spec.loader is None:
+        raise pytest.UsageError(f"--native {path}: no native module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -3,7 +3,7 @@
 What the names do is said in the Rust sources, whose comments are the docstrings.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, final
 
 import numpy as np
@@ -17,13 +17,16 @@ from pagekeeper.retention import RetentionConfig
 
 __all__ = [
     "BatchShape",
+    "Completer",
     "Ledger",
     "RowMemory",
     "TextContext",
+    "Transfer",
     "hash_blocks",
     "hash_blocks_batch",
     "hash_cpu_path",
     "normalize_tokens",
+    "pending_transfer",
 ]
 
 @final
@@ -238,6 +241,41 @@ class Ledger:
     def histograms(self) -> dict[str, tuple[int, ...]]: ...
     def take_events(self, timeout: float) -> list[tuple[Any, ...]]: ...
     def event_snapshot(self) -> tuple[int, list[tuple[Any, ...]]]: ...
+
+@final
+class Transfer:
+    """A copy in flight, to be asked, waited for, or awaited."""
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The device pages that the copy touches."""
+    def is_complete(self) -> bool:
+        """Whether the copy has ended, well or not."""
+    def result(self) -> None:
+        """Waits for the end of the copy."""
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Waits for the end of the copy, at most `timeout` seconds."""
+    def cancel(self) -> bool:
+        """Asks that the copy be given up; False when it has ended already."""
+    def wake_fd(self) -> int:
+        """A file descriptor of the caller's that is readable once the copy has ended."""
+    def __await__(self) -> Generator[object]: ...
+
+@final
+class Completer:
+    """The end of whoever carries a copy out."""
+
+    def finish(self) -> bool:
+        """Every byte is where it belongs."""
+    def fail(self, message: str) -> bool:
+        """The copy failed."""
+    def abandon(self) -> bool:
+        """The copy was given up and writes nothing more."""
+    def is_cancel_requested(self) -> bool:
+        """Whether somebody asked that the copy be given up."""
+
+def pending_transfer(block_ids: ArrayLike) -> tuple[Transfer, Completer]:
+    """Two ends of one copy: what is waited for, and what ends it."""
 
 def normalize_tokens(tokens: ArrayLike) -> NDArray[np.int32]:
     """Token ids as a new int32 array, checked."""

@@ -49,11 +49,11 @@ class LedgerCorruptError(RuntimeError):
 
 
 class KVLoadRefused(RuntimeError):
-    """A connector declined a load before anything moved: a plain miss."""
+    """A connector declines a load before anything moved: the blocks are a plain miss."""
 
 
 class KVLoadFailed(RuntimeError):
-    """A copy failed: the pages that it wrote hold no KV."""
+    """A transfer failed or was cancelled: what it wrote to holds no KV. The message says why."""
 
 
 def shown(value: object) -> str:

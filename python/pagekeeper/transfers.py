@@ -1,51 +1,117 @@
-"""Handles of copies in flight."""
+"""Handles of copies in flight: what waits for one, and what ends it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Protocol, runtime_checkable
+import os
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-__all__ = ["CompletedTransfer", "KVConnectorTransfer"]
+from pagekeeper._native import Completer, Transfer, pending_transfer
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["CompletedTransfer", "Completer", "KVConnectorTransfer", "Transfer", "pending"]
 
 
 @runtime_checkable
 class KVConnectorTransfer(Protocol):
-    """A copy between the device and another tier, in flight or ended. `await` waits for it too."""
+    """What a connector's `load` and `offload` return: the handle of the copies that they started.
+
+    `isinstance` tells whether an object has the methods. A connector whose copies are ordered before the
+    forward returns `CompletedTransfer`; others return the handle that `pending` makes, or their own.
+    """
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        """The device pages that the copies touch."""
 
     def is_complete(self) -> bool:
-        """Whether the copy has ended, well or not. A cheap look: never waits, never raises."""
-        ...
+        """Whether the copies have ended, well or not: a cheap poll that never waits and never raises."""
 
     def result(self) -> None:
-        """Waits for the end of the copy.
+        """Waits for the end of the copies.
 
         Raises:
-            KVLoadFailed: nobody knows what the pages hold.
+            KVLoadFailed: they failed or were cancelled; the pages hold no KV.
         """
-        ...
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """`result`, for at most `timeout` seconds.
+        """Waits for the end of the copies, at most `timeout` seconds; None waits as long as it takes.
 
         Raises:
-            TimeoutError: the copy has not ended by then.
-            KVLoadFailed: nobody knows what the pages hold.
+            KVLoadFailed: they failed or were cancelled; the pages hold no KV.
+            TimeoutError: they are still in flight.
         """
-        ...
 
     def cancel(self) -> bool:
-        """Asks for the copy not to be made; whether that was in time."""
-        ...
+        """Asks that the copies be given up; False when they have ended already.
 
-    def __await__(self) -> Generator[Any, None, None]:
-        """As `result`."""
-        ...
+        They may end in any way all the same, and may write until `is_complete()` is True.
+        """
+
+    def __await__(self) -> Generator[object, None, None]:
+        """As `result()`, in a coroutine."""
+
+
+def pending(block_ids: ArrayLike) -> tuple[Transfer, Completer]:
+    """A transfer in flight, and the end that whoever carries it out keeps.
+
+    Whoever copies calls `finish()`, `fail(message)` or `abandon()` on the completer, from any thread; the
+    first result stands. A completer that is dropped without a result fails the transfer.
+
+    Args:
+        block_ids: the device pages that the copy touches, [pages], each 0 to 2**32 - 1.
+
+    Raises:
+        ValueError: an id out of range.
+
+    >>> transfer, completer = pending([3, 4])
+    >>> transfer.is_complete()
+    False
+    >>> completer.finish()
+    True
+    >>> transfer.result()
+    >>> transfer
+    Transfer(2 pages, done)
+    """
+    return pending_transfer(block_ids)
+
+
+async def ended(transfer: Transfer) -> None:
+    """Waits for the end of a transfer in asyncio's loop, without polling and without a thread.
+
+    Raises:
+        KVLoadFailed: the transfer failed or was cancelled.
+    """
+    if not transfer.is_complete():
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+        fd = transfer.wake_fd()
+        loop.add_reader(fd, woken.set)
+        try:
+            await woken.wait()
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+    transfer.result()
 
 
 class CompletedTransfer:
-    """A transfer that moved nothing, or whose copies are ordered before the forward: complete at once."""
+    """A transfer that moved nothing, or whose copies are ordered before the forward: complete at once.
 
-    __slots__ = ()
+    Args:
+        block_ids: the device pages that the copies touch.
+    """
+
+    __slots__ = ("block_ids",)
+
+    block_ids: Sequence[int]
+
+    def __init__(self, block_ids: Sequence[int] = ()) -> None:
+        self.block_ids = block_ids
 
     def is_complete(self) -> bool:
         """Whether the copies have ended: True."""

@@ -40,6 +40,10 @@ class LateCopy:
             self.tier.memory.cells[self.pages] = -1
         self.end = "failed"
 
+    @property
+    def block_ids(self) -> list[int]:
+        return self.pages
+
     def is_complete(self) -> bool:
         return self.end is not None
 

@@ -110,7 +110,7 @@ impl Ledger {
         now: Option<&Bound<'_, PyAny>>,
         ended: &Bound<'_, PyList>,
     ) -> PyResult<(u32, Vec<u32>)> {
-        let now = now.map(seconds_from).transpose()?;
+        let now = now.map(|now| seconds_from(now, "now")).transpose()?;
         let py = ended.py();
         let ended = ends(ended.extract()?);
         let (step, ready) = self.run(py, |ledger| ledger.begin_step(now, &ended))?;

@@ -8,7 +8,7 @@ use crate::shared::Shared;
 use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::{PolicyError, Priority};
-use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Reserve};
+use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -65,13 +65,22 @@ impl Ledger {
         errors::from_ledger(py, error, id.as_ref().map(|id| id.bind(py)))
     }
 
+    /// Ends requests; when the ledger is broken, their pages are left alone.
+    fn release_slots(
+        &self,
+        py: Python<'_>,
+        slots: &[SlotId],
+    ) -> PyResult<Result<Vec<Released>, LedgerError>> {
+        self.shared.with_or_rescue(py, |ledger| ledger.release(slots), |ledger| ledger.abandon(slots))
+    }
+
     /// Takes back the contexts that are still claimed.
     fn end(&self, py: Python<'_>) {
         let slots: Vec<_> = {
             let contexts = self.contexts.lock();
             contexts.iter().flatten().filter_map(|context| context.get().claimed_slot()).collect()
         };
-        if let Ok(Ok(released)) = self.shared.with_even_if_broken(py, |ledger| ledger.release(&slots)) {
+        if let Ok(Ok(released)) = self.release_slots(py, &slots) {
             self.unbind(&slots, released);
         }
     }
@@ -214,17 +223,15 @@ impl Ledger {
     fn release(&self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = batch.py();
         let slots = slots_of(batch, &self.shared, false)?;
-        let released = self
-            .shared
-            .with_even_if_broken(py, |ledger| ledger.release(&slots))?
-            .map_err(|error| self.explain(py, &error))?;
+        let released = self.release_slots(py, &slots)?.map_err(|error| self.explain(py, &error))?;
         self.unbind(&slots, released);
         Ok(())
     }
 
     /// Whether a request with this id is claimed.
-    fn contains(&self, request_id: &Bound<'_, PyAny>) -> bool {
-        RequestKey::of(request_id).is_ok_and(|key| self.ids.lock().contains(&key))
+    fn contains(&self, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.shared.check(request_id.py())?;
+        Ok(RequestKey::of(request_id).is_ok_and(|key| self.ids.lock().contains(&key)))
     }
 
     /// Pins the pages of `count` blocks from block `first` on; gives `(id, pages, after step)`.

@@ -13,6 +13,8 @@ mod connectors;
 mod context;
 mod errors;
 mod events;
+#[cfg(feature = "faults")]
+mod faults;
 mod fork;
 mod guard;
 mod hashing;
@@ -22,6 +24,7 @@ mod retention;
 mod shared;
 mod tables;
 mod tokens;
+mod transfer;
 
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -29,9 +32,12 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ledger::Ledger>()?;
     m.add_class::<tables::BatchShape>()?;
     m.add_class::<tables::RowMemory>()?;
+    m.add_class::<transfer::Completer>()?;
+    m.add_class::<transfer::Transfer>()?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks_batch, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_cpu_path, m)?)?;
     m.add_function(wrap_pyfunction!(tokens::normalize_tokens, m)?)?;
+    m.add_function(wrap_pyfunction!(transfer::pending_transfer, m)?)?;
     Ok(())
 }

@@ -38,6 +38,23 @@ impl Shared {
         outcome.map_err(|fault| told(py, fault))
     }
 
+    /// Runs `call` on the locked ledger, or `rescue` when it is broken.
+    pub(crate) fn with_or_rescue<R>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Ledger) -> R,
+        rescue: impl FnOnce(&mut Ledger) -> R,
+    ) -> PyResult<R> {
+        let mut ledger = self.lock(py);
+        let outcome = if ledger.is_broken() {
+            ledger.run_even_if_broken(is_sound, rescue)
+        } else {
+            ledger.run(is_sound, call)
+        };
+        drop(ledger);
+        outcome.map_err(|fault| told(py, fault))
+    }
+
     /// The lock, waited for without the GIL. It is never held while the GIL is given up.
     fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Guarded<Ledger>> {
         loop {

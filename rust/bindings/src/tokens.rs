@@ -121,21 +121,26 @@ pub(crate) fn ids_from(ids: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>>
     integers(ids, name, "0 to 2**64 - 1", |value| u64::try_from(value).ok())
 }
 
-/// The argument `now`, in seconds.
-pub(crate) fn seconds_from(now: &Bound<'_, PyAny>) -> PyResult<f64> {
-    if now.is_instance_of::<PyBool>() {
-        return Err(PyTypeError::new_err("now: got bool, must be a time in seconds"));
+/// The argument `name`, in seconds.
+pub(crate) fn seconds_from(given: &Bound<'_, PyAny>, name: &str) -> PyResult<f64> {
+    if given.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err(format!("{name}: got bool, must be a time in seconds")));
     }
-    now.extract().map_err(|error: PyErr| {
-        let py = now.py();
+    given.extract().map_err(|error: PyErr| {
+        let py = given.py();
         if error.is_instance_of::<PyOverflowError>(py) {
-            PyValueError::new_err("now: out of range, must be a time in seconds")
+            PyValueError::new_err(format!("{name}: out of range, must be a time in seconds"))
         } else if error.is_instance_of::<PyTypeError>(py) {
-            PyTypeError::new_err(format!("now: {}", error.value(py)))
+            PyTypeError::new_err(format!("{name}: {}", error.value(py)))
         } else {
             error
         }
     })
+}
+
+/// Page ids, in the same forms.
+pub(crate) fn pages_from(pages: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
+    integers(pages, name, "0 to 2**32 - 1", |value| u32::try_from(value).ok())
 }
 
 /// Counts of tokens, in the same forms, or one int.

@@ -92,6 +92,17 @@ impl Ledger {
         Ok(batch.iter().filter_map(|&slot| self.release_one(slot)).collect())
     }
 
+    /// Ends every request in `batch` and leaves its pages alone: all that is safe when the books are in
+    /// disorder.
+    ///
+    /// # Errors
+    /// A slot that is unknown or twice in the batch. Nothing is changed then.
+    pub fn abandon(&mut self, batch: &[SlotId]) -> Result<Vec<Released>, LedgerError> {
+        self.check_batch(batch)?;
+        let sequences = batch.iter().filter_map(|&slot| self.slots.remove(slot));
+        Ok(sequences.map(|sequence| sequence.released()).collect())
+    }
+
     fn release_one(&mut self, slot: SlotId) -> Option<Released> {
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
@@ -103,7 +114,7 @@ impl Ledger {
         }
         self.expect_orphans(slot, sequence.last_step, sequence.dropped.len() as u32);
         self.counters.releases += 1;
-        Some(Released { tokens: sequence.tokens, extras: sequence.extras, cached: sequence.cached })
+        Some(sequence.released())
     }
 
     /// Steps before this one have been launched: their results will come.

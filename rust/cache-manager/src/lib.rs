@@ -24,6 +24,8 @@ mod delivery;
 mod drafts;
 mod error;
 mod events;
+#[cfg(feature = "faults")]
+mod faults;
 mod forgetting;
 mod fork;
 mod histogram;
@@ -47,6 +49,8 @@ pub use copies::{CopyEnd, CopyId, CopyJob};
 pub use counters::Counters;
 pub use error::{LedgerError, NoRoom};
 pub use events::{Change, Event, EventKind, EventLog, MOST_REMOVED, Stored, Tier};
+#[cfg(feature = "faults")]
+pub use faults::Fault;
 pub use histogram::Histogram;
 pub use ledger::{Ledger, RefusedClaim};
 pub use loads::{BlockKey, LoadJob, Wanted};

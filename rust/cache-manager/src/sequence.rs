@@ -305,4 +305,9 @@ impl Sequence {
         self.tokens.truncate(self.known() as usize);
         self.unknown = 0;
     }
+
+    /// What the request gets back when it ends.
+    pub(crate) fn released(self) -> Released {
+        Released { tokens: self.tokens, extras: self.extras, cached: self.cached }
+    }
 }

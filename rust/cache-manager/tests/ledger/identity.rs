@@ -32,17 +32,6 @@ fn blocks_of_another_salt_are_not_hit() {
 }
 
 #[test]
-fn a_chosen_hash_hits_nothing_and_is_counted() {
-    let mut ledger = stored();
-    let mut forged = prompt(&[1, 2, 3, 99, 5, 6, 7, 8, 9]);
-    forged.chain = prompt(&LONGER).chain;
-    let slot = claim(&mut ledger, forged);
-    ledger.alloc(&[slot], &[]).unwrap();
-    assert_eq!(ledger.position(slot).unwrap().cached, 0);
-    assert_eq!(ledger.counters().collisions, 1);
-}
-
-#[test]
 fn a_block_whose_hash_is_taken_stays_private_with_all_below_it() {
     let mut ledger = stored();
     let mut forged = prompt(&[1, 2, 3, 99, 5, 6, 7, 8, 9]);

@@ -1,5 +1,6 @@
 //! The ledger through its public calls: sharing, room, refusals, forks, drafts, and copies beside a late device.
 
+mod collisions;
 mod common;
 mod copies;
 mod device;

@@ -1,0 +1,169 @@
+//! A copy in flight, as Python sees it: the native classes `Transfer` and `Completer`.
+
+use crate::errors;
+use crate::tokens::pages_from;
+use crate::tokens::seconds_from;
+use completion::{Completion, Outcome};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::io::PipeReader;
+use std::os::fd::{IntoRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// How long a wait goes on without looking for signals, such as Ctrl-C.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// A copy in flight, to be asked, waited for, or awaited in asyncio. `pagekeeper.transfers.pending` makes one.
+///
+/// All methods may be called from any thread.
+#[pyclass(module = "pagekeeper._native", frozen)]
+pub(crate) struct Transfer {
+    completion: Completion,
+    block_ids: Vec<u32>,
+    /// Of a pipe whose other end closes when the copy ends; made when first awaited.
+    wake: Mutex<Option<PipeReader>>,
+}
+
+/// Two ends of one copy: what is waited for, and what ends it.
+#[pyfunction]
+pub(crate) fn pending_transfer(block_ids: &Bound<'_, PyAny>) -> PyResult<(Transfer, Completer)> {
+    let block_ids = pages_from(block_ids, "block_ids")?;
+    let (completer, completion) = completion::pending();
+    Ok((Transfer { completion, block_ids, wake: Mutex::default() }, Completer { completer }))
+}
+
+impl Transfer {
+    /// Waits without the GIL.
+    fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
+        // A time beyond what the clock can say is no limit.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            match self.completion.outcome() {
+                Some(Outcome::Done) => return Ok(()),
+                Some(Outcome::Failed(message)) => return Err(errors::named(py, "KVLoadFailed", message)),
+                Some(Outcome::Cancelled) => {
+                    return Err(errors::named(py, "KVLoadFailed", "the transfer was cancelled".into()));
+                }
+                None => {}
+            }
+            let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let seconds = timeout.unwrap_or_default().as_secs_f64();
+                return Err(PyTimeoutError::new_err(format!(
+                    "the transfer is still in flight after {seconds} s"
+                )));
+            }
+            py.detach(|| self.completion.wait(Some(left.min(SLICE))));
+            py.check_signals()?;
+        }
+    }
+}
+
+#[pymethods]
+impl Transfer {
+    /// The device pages that the copy touches, a tuple of ids.
+    #[getter]
+    fn block_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.block_ids)
+    }
+
+    /// Whether the copy has ended, well or not. Never waits, never raises.
+    fn is_complete(&self) -> bool {
+        self.completion.is_complete()
+    }
+
+    /// Waits for the end of the copy.
+    ///
+    /// Raises:
+    ///     KVLoadFailed: the copy failed or was cancelled; the pages hold no KV.
+    fn result(&self, py: Python<'_>) -> PyResult<()> {
+        self.wait(py, None)
+    }
+
+    /// Waits for the end of the copy, at most `timeout` seconds; None waits as long as it takes.
+    ///
+    /// Raises:
+    ///     KVLoadFailed: the copy failed or was cancelled; the pages hold no KV.
+    ///     TimeoutError: it is still in flight.
+    ///     ValueError: a timeout that is negative or not finite.
+    #[pyo3(signature = (timeout = None))]
+    fn synchronize(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let timeout = timeout.map(timeout_from).transpose()?;
+        self.wait(py, timeout)
+    }
+
+    /// Asks that the copy be given up; False when it has ended already.
+    ///
+    /// The copy may end in any way all the same, and may write until `is_complete()` is True.
+    fn cancel(&self) -> bool {
+        self.completion.cancel()
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let ended = slf.py().import("pagekeeper.transfers")?.getattr("ended")?.call1((slf,))?;
+        ended.call_method0("__await__")
+    }
+
+    /// A file descriptor of the caller's, to be closed by it, that is readable once the copy has ended.
+    fn wake_fd(&self) -> PyResult<RawFd> {
+        let mut wake = self.wake.lock();
+        let reader = match &mut *wake {
+            Some(reader) => reader,
+            none => {
+                let (reader, writer) = std::io::pipe()?;
+                self.completion.when_complete(move || drop(writer));
+                none.insert(reader)
+            }
+        };
+        Ok(reader.try_clone()?.into_raw_fd())
+    }
+
+    fn __repr__(&self) -> String {
+        let state = match self.completion.outcome() {
+            None => "in flight",
+            Some(Outcome::Done) => "done",
+            Some(Outcome::Failed(_)) => "failed",
+            Some(Outcome::Cancelled) => "cancelled",
+        };
+        format!("Transfer({} pages, {state})", self.block_ids.len())
+    }
+}
+
+fn timeout_from(timeout: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds_from(timeout, "timeout")?)
+        .map_err(|_| PyValueError::new_err(format!("timeout={timeout}: must be seconds, 0 or more, or None")))
+}
+
+/// The end of whoever carries a copy out. The first result stands.
+///
+/// A completer that is dropped without a result fails its transfer, so that nobody waits for ever. All
+/// methods may be called from any thread.
+#[pyclass(module = "pagekeeper._native", frozen)]
+pub(crate) struct Completer {
+    completer: completion::Completer,
+}
+
+#[pymethods]
+impl Completer {
+    /// Every byte is where it belongs. False when the copy had ended already.
+    fn finish(&self) -> bool {
+        self.completer.finish()
+    }
+
+    /// The copy failed: the transfer raises `KVLoadFailed(message)`. False when it had ended already.
+    fn fail(&self, message: &str) -> bool {
+        self.completer.fail(message)
+    }
+
+    /// The copy was given up and writes nothing more. False when it had ended already.
+    fn abandon(&self) -> bool {
+        self.completer.abandon()
+    }
+
+    /// Whether somebody asked that the copy be given up. Never waits.
+    fn is_cancel_requested(&self) -> bool {
+        self.completer.is_cancel_requested()
+    }
+}

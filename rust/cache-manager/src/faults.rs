@@ -1,0 +1,34 @@
+//! Panics on purpose, for tests of what a panic leaves behind. Only with the feature `faults`, which no
+//! build for users has.
+
+use crate::ledger::Ledger;
+
+/// Where a forced panic strikes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Before anything is changed.
+    AtOnce,
+    /// In a reset, between the pool and the tree: blocks of the tree have pages that stand for nothing.
+    HalfReset,
+    /// In a release, between the pool and a request: a request has a page that it does not hold.
+    HalfRelease,
+}
+
+impl Ledger {
+    /// Fails as an error of the ledger's own would.
+    ///
+    /// # Panics
+    /// Always.
+    pub fn force_panic(&mut self, fault: Fault) -> ! {
+        match fault {
+            Fault::AtOnce => {}
+            Fault::HalfReset => self.slab.forget_all(),
+            Fault::HalfRelease => {
+                if let Some(sequence) = self.slots.iter_mut().find(|sequence| !sequence.row.is_empty()) {
+                    self.slab.release(sequence.row[0], sequence.last_step);
+                }
+            }
+        }
+        panic!("forced: {fault:?}")
+    }
+}

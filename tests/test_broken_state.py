@@ -1,0 +1,155 @@
+"""A panic inside a call leaves a manager in order, which goes on, or a broken one, which hits nothing.
+
+Needs a build of the native module with panics on purpose: `make test-faults`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagekeeper as pk
+from model.engine import claimed, hit, manager, prefilled, request, store
+from pagekeeper._native import Ledger
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(Ledger, "force_panic"), reason="needs a native module built with faults: make test-faults"
+)
+
+STORED = list(range(100, 113))
+RUNNING = list(range(9))
+
+DISORDERS = ["half reset", "half release"]
+
+
+@dataclass
+class Bench:
+    """A manager with cached blocks, a running request, an idle one and a stranger."""
+
+    kv: Any
+    running: pk.TextContext
+    idle: pk.TextContext
+    stranger: pk.TextContext
+
+
+def bench() -> Bench:
+    kv = manager(pages=16)
+    store(kv, STORED)
+    assert hit(kv, STORED) == 12
+    return Bench(kv, prefilled(kv, RUNNING), claimed(kv, [1, 2, 3]), request([1]))
+
+
+@pytest.fixture(params=DISORDERS)
+def broken(request: pytest.FixtureRequest) -> Bench:
+    b = bench()
+    with pytest.raises(pk.LedgerCorruptError, match=r"forced: \w+\. The ledger's books are in disorder"):
+        b.kv._core.force_panic(request.param)
+    return b
+
+
+REFUSED: dict[str, Callable[[Bench], object]] = {
+    "claim": lambda b: b.kv.claim(b.stranger),
+    "alloc": lambda b: b.kv.alloc(b.idle),
+    "alloc_dummy": lambda b: b.kv.alloc_dummy(b.idle),
+    "runtime_inputs": lambda b: b.kv.runtime_inputs([[b.running]]),
+    "step": lambda b: b.kv.step(b.running),
+    "truncate": lambda b: b.kv.truncate(b.running, 4),
+    "preempt": lambda b: b.kv.preempt(b.running),
+    "contains": lambda b: b.kv.contains(b.running),
+    "begin_step": lambda b: b.kv.begin_step(),
+    "poll_transfers": lambda b: b.kv.poll_transfers([]),
+    "block_count": lambda b: b.kv.block_count(),
+    "analyze_prefix_reuse": lambda b: b.kv.analyze_prefix_reuse(STORED),
+    "probe_prefix_match_length": lambda b: b.kv.probe_prefix_match_length(STORED),
+    "commit_and_get_block_hashes": lambda b: b.kv.commit_and_get_block_hashes(b.running),
+    "reset_prefix_cache": lambda b: b.kv.reset_prefix_cache(),
+    "metrics": lambda b: b.kv.metrics(),
+    "get_cache_indices": lambda b: b.kv.get_cache_indices(b.running),
+    "get_batch_cache_indices": lambda b: b.kv.get_batch_cache_indices([b.running]),
+    "slot_mapping": lambda b: b.kv.slot_mapping(b.running, [0]),
+    "copy_block_offsets": lambda b: b.kv.copy_block_offsets(np.zeros((1, 1, 2, 8), np.int32), 0, b.running),
+    "fingerprint": lambda b: b.kv.fingerprint(),
+    "TextContext.update": lambda b: b.running.update(1),
+    "TextContext.truncate": lambda b: b.running.truncate(1),
+}
+
+# What P8 lets answer in any state, and what asks for no more than settings and memory.
+ANSWERED = {"verify", "release", "shutdown", "debug_dump", "hash_seed", "get_buffers", "pages_view"}
+
+
+def test_every_public_call_of_the_manager_is_refused_or_answers_in_any_state() -> None:
+    public = {name for name in vars(pk.PagedKVCacheManager) if not name.startswith("_")}
+    assert public == {name for name in REFUSED if "." not in name} | ANSWERED
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_broken_manager_refuses(broken: Bench, name: str) -> None:
+    with pytest.raises(pk.LedgerCorruptError):
+        REFUSED[name](broken)
+
+
+def test_a_request_with_the_prompt_of_cached_blocks_hits_nothing_any_more(broken: Bench) -> None:
+    twin = request(STORED)
+    with pytest.raises(pk.LedgerCorruptError):
+        broken.kv.claim(twin)
+    assert (twin.slot, twin.cached_prefix_length) == (None, 0)
+
+
+def test_verify_of_a_broken_manager_says_each_time_what_is_wrong(broken: Bench) -> None:
+    for _ in range(2):
+        with pytest.raises(pk.LedgerCorruptError, match="page"):
+            broken.kv.verify()
+
+
+def test_a_broken_manager_can_be_looked_at(broken: Bench) -> None:
+    assert "cached blocks" in broken.kv.debug_dump()
+
+
+def test_release_from_a_broken_manager_gives_the_tokens_back(broken: Bench) -> None:
+    broken.kv.release([broken.running, broken.idle])
+    assert broken.running.tokens.all.tolist() == RUNNING
+    assert broken.idle.tokens.all.tolist() == [1, 2, 3]
+
+
+def test_requests_of_a_broken_manager_go_on_in_another(broken: Bench) -> None:
+    broken.kv.release(broken.running)
+    other = manager()
+    other.claim(broken.running)
+    other.alloc(broken.running)
+    assert broken.running.active_length == len(RUNNING)
+
+
+def test_release_from_a_broken_manager_still_refuses_what_is_not_claimed(broken: Bench) -> None:
+    with pytest.raises(ValueError, match="not claimed"):
+        broken.kv.release(broken.stranger)
+
+
+def test_a_broken_manager_that_goes_away_gives_the_tokens_back(broken: Bench) -> None:
+    running = broken.running
+    broken.kv = None
+    assert running.tokens.all.tolist() == RUNNING
+    assert running.slot is None
+
+
+def test_a_broken_manager_shuts_down(broken: Bench) -> None:
+    broken.kv.shutdown()
+    with pytest.raises(pk.LedgerCorruptError):
+        broken.kv.metrics()
+
+
+def test_disorder_stays_after_the_last_request_is_gone(broken: Bench) -> None:
+    broken.kv.release([broken.running, broken.idle])
+    with pytest.raises(pk.LedgerCorruptError):
+        broken.kv.claim(broken.stranger)
+
+
+def test_after_a_panic_that_left_order_the_manager_goes_on() -> None:
+    b = bench()
+    before = b.kv.fingerprint()
+    with pytest.raises(RuntimeError, match=r"forced: AtOnce\. The ledger was verified and is in order"):
+        b.kv._core.force_panic("at once")
+    assert b.kv.fingerprint() == before
+    assert hit(b.kv, STORED) == 12
+    b.kv.verify()
