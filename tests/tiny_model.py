@@ -23,9 +23,7 @@ MODEL = Model.seeded(CONFIG, seed=11)
 
 
 def cache(pages: int, page_size: int = 4) -> pk.PagedKVCacheManager:
-    params = pk.MHAKVCacheParams(
-        dtype=DTYPE, n_kv_heads=1, head_dim=8, num_layers=2, page_size=page_size
-    )
+    params = pk.MHAKVCacheParams(dtype=DTYPE, n_kv_heads=1, head_dim=8, num_layers=2, page_size=page_size)
     return pk.PagedKVCacheManager(params, total_num_pages=pages, max_batch_size=8)
 
 
