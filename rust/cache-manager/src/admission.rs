@@ -123,16 +123,20 @@ impl Ledger {
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let mut plan = self.plan_one(slot, bound, scratch)?;
-            plan.copies = self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
+            if plan.copies {
+                plan.copies = self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
+            }
             for &(_, page) in &scratch.hits[plan.hits.clone()] {
                 if self.slab.is_evictable(page) && self.slab.mark(page) {
                     own_hits += 1;
                 }
             }
-            for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
-                // A page that the tree knows, by way of a fork, may be a hit of this batch.
-                let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
-                given_back += i64::from(alone && self.slab.node(page).is_none());
+            if !plan.replaced.is_empty() {
+                for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
+                    // A page that the tree knows, by way of a fork, may be a hit of this batch.
+                    let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
+                    given_back += i64::from(alone && self.slab.node(page).is_none());
+                }
             }
             let left = available + given_back - own_hits - needed;
             let pages = plan.new_pages + u32::from(plan.copies);
@@ -222,7 +226,17 @@ impl Ledger {
         let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
         let new_pages = if sequence.dummy { 0 } else { covered.div_ceil(page_size).saturating_sub(held) };
         let drafts = sequence.drafts_of(start, end, len);
-        Ok(Plan { slot, hits, replaced, start, end, placeholder, drafts, new_pages, copies: false })
+        Ok(Plan {
+            slot,
+            hits,
+            replaced,
+            start,
+            end,
+            placeholder,
+            drafts,
+            new_pages,
+            copies: sequence.exposed,
+        })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that

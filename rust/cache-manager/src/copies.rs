@@ -62,6 +62,10 @@ impl Ledger {
         };
         let last_use = pages.iter().map(|&page| self.slab.last_use(page)).max().unwrap_or_default();
         let after = last_use.max(sequence.last_step);
+        let page_size = self.config.page_size;
+        if let Some(sequence) = self.slots.get_mut(slot) {
+            sequence.exposed |= first + count > (sequence.position / page_size) as usize;
+        }
         for &page in &pages {
             self.slab.pin(page);
         }

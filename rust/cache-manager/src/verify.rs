@@ -131,6 +131,12 @@ impl Ledger {
         if sequence.row.len() < sequence.reserved().div_ceil(page_size) as usize {
             return Err(format!("{} pages do not hold {} tokens", sequence.row.len(), sequence.reserved()));
         }
+        if let Some(&page) = sequence.row.get((sequence.position / page_size) as usize)
+            && !sequence.exposed
+            && (self.slab.refs(page) != 1 || self.slab.pins(page) > 0 || self.slab.node(page).is_some())
+        {
+            return Err(format!("{page}, written to next, is held by others, and the request does not know"));
+        }
         if sequence.nodes.len() * page_size as usize > sequence.processed as usize {
             return Err(format!(
                 "{} blocks are published, {} tokens processed",
