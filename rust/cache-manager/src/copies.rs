@@ -64,7 +64,8 @@ impl Ledger {
         let after = last_use.max(sequence.last_step);
         let page_size = self.config.page_size;
         if let Some(sequence) = self.slots.get_mut(slot) {
-            sequence.exposed |= first + count > (sequence.position / page_size) as usize;
+            // A truncation may take the next step back to the tokens with KV.
+            sequence.exposed |= first + count > (sequence.processed / page_size) as usize;
         }
         for &page in &pages {
             self.slab.pin(page);

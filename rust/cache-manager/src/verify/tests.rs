@@ -219,15 +219,18 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
         let twin = ledger.slots.get_mut(TWIN).expect("the request is claimed");
         twin.steps_out.push_back(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
         twin.row[2] = PageId(1);
-        twin.exposed = true;
     });
     assert_eq!(found, page(1, "slot 1 writes to it, and others read it"));
 }
 
 #[test]
 fn a_tail_that_others_hold_and_its_request_does_not_know_of_is_found() {
-    let what = after_damage_to(TWIN, |sequence| sequence.row[2] = PageId(1));
-    assert_eq!(what, "page 1, written to next, is held by others, and the request does not know");
+    let found = after(|ledger| {
+        ledger.slab.pin(PageId(6));
+        ledger.copies.in_flight.insert(9, vec![PageId(6)]);
+    });
+    let what = "page 6, which it writes to next, is held by others, and it does not know";
+    assert_eq!(found.to_string(), format!("slot 1: {what}"));
 }
 
 #[test]
