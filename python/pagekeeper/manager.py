@@ -297,6 +297,9 @@ class PagedKVCacheManager:
     def runtime_inputs(self, batches: Sequence[Batch], form: Form = "max") -> KVCacheInputs[Tables]:
         """What the kernels read for the forward that `alloc` planned.
 
+        Pages that a request must have to itself to write to are copied now, in the manager's pool; without a
+        pool the engine copies them first, as `KVCacheInputs.page_copies` says.
+
         Args:
             batches: one batch a data-parallel replica.
             form: "max", "vllm" (also FlashAttention) or "flashinfer".
@@ -310,9 +313,6 @@ class PagedKVCacheManager:
 
         Raises:
             ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned.
-
-        Pages that `fork` made two requests share are copied now, in the manager's pool; without a pool the
-        engine copies them, as `KVCacheInputs.page_copies` says.
         """
         if not isinstance(batches, list | tuple):
             raise TypeError(f"batches: got {type(batches).__name__}; give a list, one batch a replica")
@@ -333,8 +333,9 @@ class PagedKVCacheManager:
         engine takes them for every step, after `alloc` and before its forward.
 
         Returns:
-            int32 [copies, 2], source and destination, to be carried out in this order. Empty but after a
-            `fork`. Each copy is given once.
+            int32 [copies, 2], source and destination, to be carried out in this order. Mostly empty: a page
+            is copied when a request writes behind tokens that another request or a transfer reads. Each copy
+            is given once.
         """
         return self._core.take_page_copies()
 

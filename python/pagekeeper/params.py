@@ -43,8 +43,8 @@ class EvictionPolicy(StrEnum):
     """The lowest priority, and of that the least recently released."""
 
     PRIORITY_SLRU = "priority_slru"
-    """The lowest priority, and of that first what was never hit: prompts that come once drive out nothing that
-    is used again. Once hit blocks are over 80 % of a level's idle blocks, the least recently released goes."""
+    """The lowest priority, and of that first what was never hit, so that prompts that come once do not drive
+    out what is used again. Once hit blocks are over 80 % of a level, the least recently released goes."""
 
 
 @dataclass(frozen=True, init=False)

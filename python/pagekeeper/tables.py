@@ -124,8 +124,7 @@ class KVCacheInputs(Generic[_Tables]):
         form: "max", "vllm" or "flashinfer".
         replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica.
         page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
-            destination. Empty but after a `fork`, and always when the manager has pools: it copies there
-            itself.
+            destination. Mostly empty, and always when the manager has pools: it copies there itself.
     """
 
     __slots__ = ("form", "page_copies", "replicas")

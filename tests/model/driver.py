@@ -144,6 +144,7 @@ class Session:
         refusal = self.model_refuses(names, bounds)
         if refusal is None:
             self.kv.alloc(self.form(batch), num_tokens=given)
+            self.copy_pages()
             self.forward(batch)
             return
         error = pk.RequestTooLargeError if isinstance(refusal, NeverRoom) else pk.InsufficientBlocksError
@@ -332,6 +333,13 @@ class Session:
                 token = self.sample(one)
                 one.sampled.append(token)
                 one.truth.append(token)
+
+    def copy_pages(self) -> None:
+        copies = self.kv.take_page_copies().tolist()
+        assert copies == self.model.page_copies
+        for source, destination in copies:
+            self.memory.cells[destination] = self.memory.cells[source]
+        self.model.page_copies.clear()
 
     def check_tables(self, batch: Sequence[Live]) -> None:
         form: Any = self.random.choice(["max", "vllm", "flashinfer", None])

@@ -88,6 +88,8 @@ class Plan:
     start: int
     active: int
     placeholder: bool
+    copied: bool
+    """A mover reads the page that the first token goes to: the request gets a copy of it."""
     fresh: int
 
     @property
@@ -127,6 +129,8 @@ class Ledger:
         """Released pages that the tree knows, least recently released first."""
         self.copies: dict[int, list[int]] = {}
         """Pages that a mover still reads, by copy."""
+        self.page_copies: list[list[int]] = []
+        """[source, destination] of each copy that goes before the next forward."""
         self.step_number = 0
         self.step_open = False
         self.hit_tokens = 0
@@ -159,7 +163,8 @@ class Ledger:
             if self._blocks(len(plan.request.tokens) + plan.placeholder) > self.pages:
                 raise NeverRoom(plan.request.name)
             hits |= set(plan.hits).intersection(self.cached)
-            room += len([page for page in plan.replaced if not self._copied(page)]) - plan.fresh
+            room += len([page for page in plan.replaced if not self._copied(page)])
+            room -= plan.fresh + plan.copied
             if room < len(hits):
                 refusal = refusal or NoRoom(plan.request.name)
         # Pages that a later request's hits give back may be what an earlier one lacked: the sum decides.
@@ -174,6 +179,8 @@ class Ledger:
             self._splice(plan)
         for plan in plans:
             request = plan.request
+            if plan.copied:
+                self._copy_on_write(request, plan.start // self.page_size)
             request.row += [self._take_page() for _ in range(plan.fresh)]
             request.tokens += [None] * plan.placeholder
             request.out.append(Step(self.step_number, plan.start, plan.active))
@@ -333,7 +340,14 @@ class Ledger:
         active = min(rest, bound or rest, self.chunk or rest)
         end = max(start + active, request.prompt if self.reserve == "prompt" else 0)
         held = max(len(request.row), offered + len(hits))
-        return Plan(request, hits, start, active, placeholder, max(0, self._blocks(end) - held))
+        fresh = max(0, self._blocks(end) - held)
+        copied = any(self._copied(page) for page in request.row[start // self.page_size :][:1])
+        return Plan(request, hits, start, active, placeholder, copied, fresh)
+
+    def _copy_on_write(self, request: Request, block: int) -> None:
+        source, request.row[block] = request.row[block], self._take_page()
+        self._drop_reference(source)
+        self.page_copies.append([source, request.row[block]])
 
     def _splice(self, plan: Plan) -> None:
         """Puts the hit pages, already referenced, into the row and gives the replaced back, last first."""

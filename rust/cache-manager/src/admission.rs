@@ -154,17 +154,20 @@ impl Ledger {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let load = loads.get(index).copied().unwrap_or(0);
             let mut plan = self.plan_one(slot, bound, load, scratch)?;
-            plan.copies =
-                plan.load == 0 && self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
+            if plan.copies {
+                plan.copies = self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
+            }
             for &(_, page) in &scratch.hits[plan.hits.clone()] {
                 if self.slab.is_evictable(page) && self.slab.mark(page) {
                     own_hits += 1;
                 }
             }
-            for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
-                // A page that the tree knows, by way of a fork, may be a hit of this batch.
-                let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
-                given_back += i64::from(alone && self.slab.node(page).is_none());
+            if !plan.replaced.is_empty() {
+                for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
+                    // A page that the tree knows, by way of a fork, may be a hit of this batch.
+                    let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
+                    given_back += i64::from(alone && self.slab.node(page).is_none());
+                }
             }
             let left = available + given_back - own_hits - needed;
             let pages = plan.new_pages + u32::from(plan.copies);
@@ -284,7 +287,7 @@ impl Ledger {
             placeholder,
             drafts,
             new_pages,
-            copies: false,
+            copies: sequence.exposed && load == 0,
             load,
             first_load,
         })

@@ -79,7 +79,11 @@ impl Ledger {
                 });
             }
         };
-        let last_step = sequence.last_step;
+        let (last_step, page_size) = (sequence.last_step, self.config.page_size);
+        if let Some(sequence) = self.slots.get_mut(slot) {
+            // A truncation may take the next step back to the tokens with KV.
+            sequence.exposed |= first + count > (sequence.processed / page_size) as usize;
+        }
         Ok(self.begin_copy(pages, last_step, None))
     }
 

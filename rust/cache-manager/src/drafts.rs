@@ -11,6 +11,7 @@
 use crate::error::LedgerError;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
+use std::cmp::Ordering;
 
 /// Tokens past the longest sequence that a request with so many drafts may hold pages for.
 pub(crate) fn slack(drafts: u32) -> u32 {
@@ -52,45 +53,51 @@ impl Sequence {
     }
 
     /// Checks that the result of `out`, the oldest step, may bring `count` tokens.
+    #[inline]
     pub(crate) fn check_result(&self, slot: SlotId, out: &StepOut, count: u32) -> Result<(), LedgerError> {
-        if count > 0 && out.end < self.known() {
-            return Err(LedgerError::Mismatch(format!(
-                "slot {slot}: {count} tokens for a step that computed up to token {} of {} known ones: its count must be 0",
-                out.end,
-                self.known()
-            )));
-        }
-        let drafts = self.verified(out);
-        if drafts > 0 && count > drafts + 1 {
-            return Err(LedgerError::Mismatch(format!(
-                "slot {slot}: {count} tokens for a step that verified {drafts} drafts: at most {} may come",
-                drafts + 1
-            )));
-        }
-        if drafts == 0 && self.unknown > 0 && count > self.unknown {
-            return Err(LedgerError::Mismatch(format!(
-                "slot {slot}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
-                self.unknown
-            )));
-        }
-        Ok(())
+        let fits = match out.end.cmp(&self.known()) {
+            Ordering::Less => count == 0,
+            Ordering::Equal if out.drafts > 0 => count <= out.drafts + 1,
+            Ordering::Equal | Ordering::Greater => self.unknown == 0 || count <= self.unknown,
+        };
+        if fits { Ok(()) } else { Err(self.bad_count(slot, out, count)) }
     }
 
-    /// Drafts that the result of `out`, the oldest step, tells of. None while tokens are missing that the
-    /// step computed: what comes now are these.
-    fn verified(&self, out: &StepOut) -> u32 {
-        if out.end == self.known() { out.drafts } else { 0 }
+    #[cold]
+    fn bad_count(&self, slot: SlotId, out: &StepOut, count: u32) -> LedgerError {
+        let (known, drafts) = (self.known(), out.drafts);
+        LedgerError::Mismatch(if out.end < known {
+            format!(
+                "slot {slot}: {count} tokens for a step that computed up to token {} of {known} known ones: its count must be 0",
+                out.end
+            )
+        } else if out.end == known && drafts > 0 {
+            format!(
+                "slot {slot}: {count} tokens for a step that verified {drafts} drafts: at most {} may come",
+                drafts + 1
+            )
+        } else {
+            format!(
+                "slot {slot}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
+                self.unknown
+            )
+        })
     }
 
     /// Counts what `out`, until now the oldest step, computed as processed, with the drafts that were
     /// right if its result brings `count` tokens. A step out that was planned behind it moves by as many.
+    #[inline]
     pub(crate) fn count_computed(&mut self, out: &StepOut, count: u32) {
-        let accepted = if self.verified(out) > 0 { count.saturating_sub(1) } else { 0 };
-        for later in &mut self.steps_out {
-            later.start += accepted;
-            later.end += accepted;
+        // While tokens are missing that the step computed, what comes are these, and says nothing of drafts.
+        let tells = out.drafts > 0 && out.end == self.known();
+        let accepted = if tells { count.saturating_sub(1) } else { 0 };
+        if accepted > 0 {
+            for later in &mut self.steps_out {
+                later.start += accepted;
+                later.end += accepted;
+            }
+            self.position += accepted;
         }
-        self.position += accepted;
         // A hit may have moved past the end of this step meanwhile.
         self.processed = self.processed.max(out.end + accepted);
     }

@@ -26,6 +26,9 @@ impl Ledger {
             return Err(LedgerError::NoSlot(SlotId::MAX));
         }
         let child = parent.fork(self.counters.claims + 1, self.config.page_size);
+        if let Some(parent) = self.slots.get_mut(slot) {
+            parent.exposed = true;
+        }
         self.counters.claims += 1;
         self.counters.forks += 1;
         for &page in &child.row {
@@ -62,6 +65,7 @@ impl Sequence {
         };
         Sequence {
             row: self.row[..processed.div_ceil(page_size) as usize].to_vec(),
+            exposed: true,
             nodes: self.nodes.clone(),
             anchored: self.anchored.clone(),
             blocked: self.blocked,

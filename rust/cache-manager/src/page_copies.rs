@@ -36,10 +36,9 @@ impl Ledger {
         self.page_copies.len()
     }
 
-    /// Whether a step from token `start` on needs a copy of the page that it first writes to: another
+    /// Whether a step of a request that is exposed, from token `start` on, needs a copy of the page that it first writes to: another
     /// request holds the page, the tree knows it, or a mover reads it. The last of several holders in one
     /// batch keeps it.
-    #[inline]
     pub(crate) fn must_copy(&self, sequence: &Sequence, start: u32, leaving: &mut Leaving) -> bool {
         let Some(&page) = sequence.row.get((start / self.config.page_size) as usize) else { return false };
         let (refs, pins) = (self.slab.refs(page), self.slab.pins(page));

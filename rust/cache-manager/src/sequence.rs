@@ -105,6 +105,9 @@ pub(crate) struct Sequence {
     pub(crate) row: Vec<PageId>,
     /// Changes when a page of the row is replaced; pages that are appended do not count.
     pub(crate) row_version: u32,
+    /// Another request or a mover may hold the page that the next step first writes to. While it is false,
+    /// none does.
+    pub(crate) exposed: bool,
     /// The namespace in the tree, while `epoch` is the ledger's.
     pub(crate) namespace: NamespaceId,
     pub(crate) epoch: u32,
@@ -162,6 +165,7 @@ impl Sequence {
             dummy: false,
             row: Vec::new(),
             row_version: 0,
+            exposed: false,
             namespace,
             epoch,
             nodes: Vec::new(),
@@ -234,6 +238,7 @@ impl Sequence {
             dummy,
             row,
             row_version,
+            exposed,
             namespace,
             epoch,
             nodes,
@@ -253,7 +258,7 @@ impl Sequence {
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
-        (no_read, no_store, drafts, dummy, row, row_version, namespace, epoch).hash(hasher);
+        (no_read, no_store, drafts, dummy, row, row_version, exposed, namespace, epoch).hash(hasher);
         (nodes, anchored, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
         (admitted, load, load_failed, steps_out, dropped, interrupted, last_step).hash(hasher);
     }

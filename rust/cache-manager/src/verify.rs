@@ -113,6 +113,7 @@ impl Ledger {
                 return Err(TreeFault { node, what: format!("its {page} does not lead back to it") }.into());
             }
         }
+        self.verify_exposed()?;
         let page_size = self.config.page_size as usize;
         self.events.verify(page_size).map_err(|(id, what)| LedgerFault::Event { id, what })?;
         self.verify_eviction_order()
@@ -202,6 +203,20 @@ impl Ledger {
                     let what = format!("slot {} writes to it, and others read it", slot.0);
                     return Err(PageFault::new(page, what).into());
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The page that a request's next step first writes to is its own, unless it knows better.
+    fn verify_exposed(&self) -> Result<(), LedgerFault> {
+        for (slot, sequence) in self.slots.iter().filter(|(_, sequence)| !sequence.exposed) {
+            let block = (sequence.position / self.config.page_size) as usize;
+            let Some(&page) = sequence.row.get(block) else { continue };
+            if self.slab.refs(page) > 1 || self.slab.pins(page) > 0 || self.slab.node(page).is_some() {
+                let what =
+                    format!("{page}, which it writes to next, is held by others, and it does not know");
+                return Err(LedgerFault::Sequence { slot: slot.0, what });
             }
         }
         Ok(())

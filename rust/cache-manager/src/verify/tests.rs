@@ -253,6 +253,16 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
 }
 
 #[test]
+fn a_tail_that_others_hold_and_its_request_does_not_know_of_is_found() {
+    let found = after(|ledger| {
+        ledger.slab.pin(PageId(6));
+        ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], load: None });
+    });
+    let what = "page 6, which it writes to next, is held by others, and it does not know";
+    assert_eq!(found.to_string(), format!("slot 1: {what}"));
+}
+
+#[test]
 fn two_requests_that_write_to_one_page_are_found() {
     let found = after(|ledger| {
         for slot in [OWNER, TWIN] {
