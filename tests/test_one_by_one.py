@@ -154,7 +154,7 @@ def test_the_whole_conversation_trace_is_served_as_the_model_serves_it(
 
 
 def test_short_prompts_that_come_back_whole_are_served_as_the_model_serves_them(first_seed: int) -> None:
-    """A prompt that is cached to its last token, which no real trace has: that block is computed twice."""
+    """A prompt that is cached to its last token has its last block computed twice."""
     chosen, names = random.Random(first_seed), Names()
     caches = pairs(4, [9, 13, 40])
     for number in range(3_000):
