@@ -400,7 +400,7 @@ SAID_INSTEAD = {
     "ctx": r"\bslot\b|\brequest\b",
     "batch": r"\bslot\b|\brequests?\b",
     "batches": r"\bbatch\b|\bslot\b|\brequests?\b",
-    "completions": r"\btransfer 77\b",
+    "completions": r"\btransfer \d+\b",
     "algo": r"\bhash algorithm\b",
 }
 """What says as well as the argument's name where the fault is: a request has a name of its own."""

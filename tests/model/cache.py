@@ -31,9 +31,9 @@ class Cache:
         self.loose: deque[int] = deque()
         """Released pages that stand for nothing, least recently released first."""
         self.once: OrderedDict[int, int] = OrderedDict()
-        """Idle pages whose block was computed and never found again, and when they were released."""
+        """Idle pages whose block was asked for once, and when they were released."""
         self.again: OrderedDict[int, int] = OrderedDict()
-        """Idle pages whose block was found at least once; empty under plain LRU."""
+        """Idle pages whose block was asked for again; empty under plain LRU."""
         self.found: set[int] = set()
         self.releases = 0
         self.evictions = 0
@@ -58,7 +58,10 @@ class Cache:
             row += fresh
             full = tokens // self.page_size
             for block in range(shared, full):
-                row[block] = self.share(names[block], row[block])
+                page = row[block]
+                row[block] = self.share(names[block], page)
+                if row[block] != page:  # computed again, and so is all that leads to it
+                    self.found.update(row[: block + 1])
             shared = max(shared, full)
         for page in reversed(row):
             self.give_back(page)

@@ -1,9 +1,10 @@
-"""A real conversation trace, whole: the manager finds, evicts and keeps what a model in dictionaries does.
+"""Requests one after the other: the manager finds, evicts and keeps what a model in dictionaries does.
 
-`--long` cuts it into smaller pages.
+The requests are those of a real conversation trace, all of them. `--long` cuts it into smaller pages.
 """
 
 import json
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -27,17 +28,19 @@ POOLS = (160_000, 1_000_000, 6_000_000)
 
 
 class Visit(NamedTuple):
-    """A request of the trace, and a name for each full block of its prompt and output."""
+    """A request, each of whose ids is a text, and a name for each full block of its prompt and output."""
 
     number: int
     ids: list[int]
+    text: int
+    """Tokens of an id's text, a multiple of the page size."""
     prompt: int
     output: int
     names: list[int]
 
     def tokens(self) -> Any:
-        """Each id is a text of its own; outputs, in negative tokens, are the request's alone."""
-        named = np.array(self.ids, np.int32)[:, None] * NAMED + np.arange(NAMED, dtype=np.int32)
+        """Prompt and output; outputs are negative tokens, and the request's alone."""
+        named = np.array(self.ids, np.int32)[:, None] * self.text + np.arange(self.text, dtype=np.int32)
         output = -1 - self.number * LONGEST_OUTPUT - np.arange(self.output, dtype=np.int32)
         return np.concatenate([named.ravel()[: self.prompt], output])
 
@@ -59,18 +62,14 @@ class Names:
             names.append(name)
         return names
 
-
-def visits(trace: Path, page_size: int, names: Names) -> list[Visit]:
-    """The requests of a trace, their blocks named by its ids and not by their tokens."""
-    found = []
-    pages_of_id = NAMED // page_size
-    for number, line in enumerate(trace.read_text().splitlines()):
-        row = json.loads(line)
-        ids, prompt, output = row["hash_ids"], row["input_length"], row["output_length"]
-        shared = [(ids[page // pages_of_id], page % pages_of_id) for page in range(prompt // page_size)]
+    def visit(
+        self, number: int, ids: list[int], text: int, prompt: int, output: int, page_size: int
+    ) -> Visit:
+        """A request whose blocks are named by its ids, and not by its tokens."""
+        pages = text // page_size
+        shared = [(ids[page // pages], page % pages) for page in range(prompt // page_size)]
         alone = [("output", number)] * ((prompt + output) // page_size - len(shared))
-        found.append(Visit(number, ids, prompt, output, names.chain([*shared, *alone])))
-    return found
+        return Visit(number, ids, text, prompt, output, self.chain([*shared, *alone]))
 
 
 @dataclass
@@ -94,7 +93,7 @@ class Pair:
 
     def serve_for_real(self, tokens: Any, prompt: int) -> Served:
         """The prompt in one forward, all of the output in a second, as accepted drafts would be."""
-        ctx = pk.TextContext(pk.RequestID(), tokens[:prompt])
+        ctx = pk.TextContext("one", tokens[:prompt])
         output = tokens[prompt:]
         self.kv.claim(ctx)
         self.kv.alloc(ctx)
@@ -115,13 +114,12 @@ class Pair:
         return pages
 
 
-def pairs(page_size: int) -> list[Pair]:
-    """Every policy at every size."""
-    made = []
-    for policy, size in product(pk.EvictionPolicy, POOLS):
-        kv = manager(size // page_size, page_size, eviction_policy=policy)
-        made.append(Pair(policy, kv, Cache(page_size, size // page_size, policy)))
-    return made
+def pairs(page_size: int, pools: Iterable[int]) -> list[Pair]:
+    """Every policy at every number of pages."""
+    return [
+        Pair(policy, manager(pages, page_size, eviction_policy=policy), Cache(page_size, pages, policy))
+        for policy, pages in product(pk.EvictionPolicy, pools)
+    ]
 
 
 @pytest.mark.timeout(1200)
@@ -130,10 +128,14 @@ def test_the_whole_conversation_trace_is_served_as_the_model_serves_it(
 ) -> None:
     page_size = 128 if long_run else NAMED
     names = Names()
-    requests = visits(shared_dir / "traces" / "mooncake_conversation_trace.jsonl", page_size, names)
+    requests = []
+    with (shared_dir / "traces" / "mooncake_conversation_trace.jsonl").open() as lines:
+        for number, row in enumerate(map(json.loads, lines)):
+            ids, prompt, output = row["hash_ids"], row["input_length"], row["output_length"]
+            requests.append(names.visit(number, ids, NAMED, prompt, output, page_size))
     assert len(requests) == 12_031
     last_use = dict[int, int]()
-    caches = pairs(page_size)
+    caches = pairs(page_size, [size // page_size for size in POOLS])
     for number, visit in enumerate(requests):
         tokens = visit.tokens()
         for pair in caches:
@@ -149,3 +151,18 @@ def test_the_whole_conversation_trace_is_served_as_the_model_serves_it(
             length = (visit.names.index(leaf) + 1) * page_size
             assert pair.kv.probe_prefix_match_length(np.append(visit.tokens()[:length], 0)) == length
         pair.kv.verify()
+
+
+def test_short_prompts_that_come_back_whole_are_served_as_the_model_serves_them(first_seed: int) -> None:
+    """A prompt that is cached to its last token has its last block computed twice."""
+    chosen, names = random.Random(first_seed), Names()
+    caches = pairs(4, [9, 13, 40])
+    for number in range(3_000):
+        prompt, output = chosen.randint(1, 24), chosen.choice([0, 0, 1, 9])
+        ids = [chosen.randrange(3) for _ in range(-(-prompt // 4))]
+        visit = names.visit(number, ids, 4, prompt, output, 4)
+        for pair in caches:
+            pair.serve(visit, visit.tokens())
+            pair.kv.verify()
+    for pair in caches:
+        assert pair.kv.metrics()["adopted_blocks"] > 100
