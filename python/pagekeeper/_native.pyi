@@ -3,7 +3,7 @@
 What the names do is said in the Rust sources, whose comments are the docstrings.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -175,6 +175,8 @@ class Ledger:
     def alloc_with_loads(
         self, batch: Batch, num_tokens: int | ArrayLike | None, loads: list[int]
     ) -> list[tuple[int, int, int, list[int]]]: ...
+    @staticmethod
+    def copy_ids(completions: Sequence[int]) -> list[int]: ...
     def end_copies(self, ended: list[tuple[int, str]]) -> list[int]: ...
     def begin_step(self, now: float | None, ended: list[tuple[int, str]]) -> tuple[int, list[int]]: ...
     def take_offloads(self) -> list[tuple[int, list[int], list[tuple[bytes, bytes]]]]: ...

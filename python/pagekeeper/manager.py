@@ -459,10 +459,7 @@ class PagedKVCacheManager:
     def _ends(self, completions: Sequence[int] | None) -> list[tuple[int, str]]:
         if completions is None:
             return [] if self._tiers is None else self._tiers.ends(self._tiers.completed())
-        copies = [
-            whole_number(copy, f"completions[{index}]", least=0, most=2**64 - 1)
-            for index, copy in enumerate(completions)
-        ]
+        copies = self._core.copy_ids(completions)
         return [(copy, "done") for copy in copies] if self._tiers is None else self._tiers.ends(copies)
 
     def prefetch(

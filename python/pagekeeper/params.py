@@ -44,7 +44,7 @@ class EvictionPolicy(StrEnum):
 
     PRIORITY_SLRU = "priority_slru"
     """The lowest priority, and of that first what was never hit, so that prompts that come once do not drive
-    out what is used again. Once hit blocks are over 80 % of a level, the least recently released goes."""
+    out what is used again. Once hit blocks are over a third of a level, the least recently released goes."""
 
 
 @dataclass(frozen=True, init=False)

@@ -30,6 +30,8 @@ class Scene:
         self.padding, self.stranger = claimed(self.kv, [1]), request([1, 2])
         self.other = manager()
         self.foreign = claimed(self.other, [1])
+        self.computed = prefilled(self.kv, PROMPT[8:14])
+        self.pin = self.kv.pin(self.computed)
         self.copy = self.kv._core.start_copy(self.running, 0, 1)[0]
         self.table = np.zeros((1, 2, 2, 8), np.int32)
 
@@ -63,6 +65,9 @@ REQUEST: Arguments = dict(
     no_read=False,
     no_store=False,
     max_new_tokens=3,
+    retention=None,
+    dkv_cache_hint=None,
+    num_draft_tokens=0,
 )
 HASHED: Arguments = PREFIX | dict(page_size=4, algo="ahash64", parent=bytes(8), seed="0" * 64)
 
@@ -80,6 +85,7 @@ PARAMS: Arguments = dict(
     on_duplicate="adopt",
     eviction_policy="priority_lru",
     default_retention_priority=35,
+    event_buffer_max_size=0,
 )
 MANAGER: Arguments = dict(
     session=None,
@@ -92,6 +98,7 @@ MANAGER: Arguments = dict(
     allocate_pools=False,
     buffers=None,
     model_name="a",
+    connector=None,
     weights_revision="a",
 )
 
@@ -108,7 +115,10 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "begin_step": (lambda s: s.kv.begin_step, lambda s: dict(now=1.0, completions=[s.copy])),
     "poll_transfers": (lambda s: s.kv.poll_transfers, lambda s: dict(completions=[s.copy])),
     "block_count": (lambda s: s.kv.block_count, lambda s: dict(replica_idx=0, group=None)),
-    "analyze_prefix_reuse": (lambda s: s.kv.analyze_prefix_reuse, lambda s: PREFIX | dict(replica_idx=0)),
+    "analyze_prefix_reuse": (
+        lambda s: s.kv.analyze_prefix_reuse,
+        lambda s: PREFIX | dict(other_namespaces=False, replica_idx=0),
+    ),
     "probe_prefix_match_length": (
         lambda s: s.kv.probe_prefix_match_length,
         lambda s: PREFIX | dict(replica_idx=0),
@@ -127,6 +137,18 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: s.kv.copy_block_offsets,
         lambda s: dict(out=s.table, slot=0, ctx=s.running),
     ),
+    "disk_byte_count": (lambda s: s.kv.disk_byte_count, lambda s: dict(replica_idx=0)),
+    "host_byte_count": (lambda s: s.kv.host_byte_count, lambda s: dict(replica_idx=0)),
+    "fork": (lambda s: s.kv.fork, lambda s: dict(ctx=s.computed, request_id="child")),
+    "get_latest_events": (lambda s: s.kv.get_latest_events, lambda s: dict(timeout=0.0)),
+    "pin": (lambda s: s.kv.pin, lambda s: dict(ctx=s.computed)),
+    "unpin": (lambda s: s.kv.unpin, lambda s: dict(pin=s.pin)),
+    "prefetch": (lambda s: s.kv.prefetch, lambda s: PREFIX | dict(hint=None, replica_idx=0)),
+    "session_hint": (
+        lambda s: s.kv.session_hint,
+        lambda s: dict(batch=[s.computed], hint="resume_soon", priority="high", duration_ms=1.0),
+    ),
+    "truncate_prefix": (lambda s: s.kv.truncate_prefix, lambda s: PREFIX | dict(replica_idx=0)),
     "get_buffers": (lambda s: s.pools.get_buffers, lambda s: dict(layer=0, layout="NHD")),
     "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
     "MHAKVCacheParams": (lambda s: pk.MHAKVCacheParams, lambda s: PARAMS),
@@ -287,6 +309,8 @@ GOOD_HERE: dict[tuple[str, str], set[str]] = {
     ("claim", "ctx"): {"a stranger", "a released request"},
     ("alloc_dummy", "ctx"): {"a stranger", "a released request"},
     ("contains", "ctx"): {"a stranger", "a released request", "another manager's request"},
+    ("fork", "request_id"): {"None"},
+    ("prefetch", "hint"): {"None", "an object", "a dict", "unknown", "a number", "long"},
     ("get_batch_cache_indices", "batch"): {
         "one twice",
         "one over and over",
@@ -365,6 +389,19 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "page_size": fixed(SIZE | NOTHING | {"2**32": 2**32}),
     "algo": fixed(NOTHING | {"unknown": "md5", "a number": 1}),
     "parent": fixed({"short": b"a", "text": "0" * 16, "a number": 1}),
+    "timeout": fixed(
+        without(NO_INTEGER, "a float", "a numpy float", "infinity") | NEGATIVE | {"endless": 10**5000}
+    ),
+    "pin": fixed(COUNT | NOTHING | {"unknown": 77}),
+    "hint": fixed(NOTHING | {"unknown": "later", "a number": 1, "long": LONG}),
+    "priority": fixed(without(COUNT, "text") | NOTHING | {"101": 101, "unknown": "urgent"}),
+    "duration_ms": fixed(without(NO_INTEGER, "a float", "a numpy float") | NEGATIVE | {"endless": 10**5000}),
+    "retention": fixed(without(NOTHING, "None") | {"text": "high", "a number": 1}),
+    "dkv_cache_hint": {},
+    "num_draft_tokens": fixed(COUNT | NOTHING),
+    "event_buffer_max_size": fixed(COUNT | NOTHING),
+    "connector": fixed(without(NOTHING, "None") | {"text": "disk", "a number": 1}),
+    "other_namespaces": fixed(FLAG),
     "params": fixed(NOTHING | {"a class": pk.MHAKVCacheParams}),
     "session": {},
     "total_num_pages": fixed(SIZE | {"None": None}),

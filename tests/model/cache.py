@@ -118,10 +118,10 @@ class Cache:
     def victim(self) -> int:
         """The least recently released block that was never found again, as long as there is one.
 
-        When more than four fifths of the idle blocks were found again, that protects none: the least
+        When more than a third of the idle blocks were found again, that protects none: the least
         recently released of all goes.
         """
-        crowded = 5 * len(self.again) > 4 * (len(self.once) + len(self.again))
+        crowded = 3 * len(self.again) > len(self.once) + len(self.again)
         if not self.once or (crowded and oldest(self.again) < oldest(self.once)):
             return self.again.popitem(last=False)[0]
         return self.once.popitem(last=False)[0]

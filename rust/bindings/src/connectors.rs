@@ -3,7 +3,7 @@
 use crate::batch::slots_of;
 use crate::context::TextContext;
 use crate::ledger::Ledger;
-use crate::tokens::{counts_from, seconds_from};
+use crate::tokens::{counts_from, ids_from, seconds_from};
 use cache_manager::{BlockKey, CopyEnd, SlotId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -93,6 +93,12 @@ impl Ledger {
             (job.slot.0, job.first, job.copy.id.0, job.copy.pages.iter().map(|page| page.0).collect())
         };
         Ok(jobs.into_iter().map(load).collect())
+    }
+
+    /// The argument `completions`: numbers of copies.
+    #[staticmethod]
+    fn copy_ids(completions: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+        ids_from(completions, "completions")
     }
 
     /// Tells how copies ended: `(copy, "done" | "failed" | "refused")` each. Gives the slots that waited.

@@ -11,7 +11,7 @@ pub enum EvictionPolicy {
     PriorityLru,
     /// Pages that were never hit go before pages that were ([`Slab::mark_reused`]), each in the order of
     /// release, so that a scan of prompts that come once does not drive out what is used again. Once pages
-    /// that were hit are over 80 % of the level, the page released longest ago goes, hit or not.
+    /// that were hit are over a third of the level, the page released longest ago goes, hit or not.
     ///
     /// [`Slab::mark_reused`]: crate::Slab::mark_reused
     PrioritySlru,

@@ -66,8 +66,10 @@ impl QueueId {
 
 /// Uncached pages, then one a priority.
 const LEVELS: usize = 1 + Priority::LEVELS;
-/// So many protected pages may stand beside one on probation before they go like it: 80 % of the level.
-const PROTECTED_TO_PROBATION: u64 = 4;
+/// So many pages on probation stand beside each protected one before that goes like them: protected pages
+/// are a third of the level. On real traces of conversations a third is better than LRU at every size of the
+/// pool; four fifths are worse, since most blocks that were hit once are not hit again.
+const PROBATION_TO_PROTECTED: u64 = 2;
 /// Neighbour of the first and of the last page of a list.
 const END: PageId = PageId::NULL;
 
@@ -357,7 +359,7 @@ impl EvictionQueues {
 /// Whether the next victim is on probation, with `kept` protected pages beside `waiting` ones.
 #[inline]
 fn protected_are_few(kept: u32, waiting: u32) -> bool {
-    u64::from(kept) <= PROTECTED_TO_PROBATION * u64::from(waiting)
+    PROBATION_TO_PROTECTED * u64::from(kept) <= u64::from(waiting)
 }
 
 /// Whichever of two pages has the older stamp; [`END`] is no page.

@@ -153,7 +153,7 @@ impl Model {
         let spared = |page: &PageId| self.policy == EvictionPolicy::PrioritySlru && self.pages[page].reused;
         while !left.is_empty() {
             let protected = left.iter().filter(|page| spared(page)).count();
-            let crowded = protected * 100 > left.len() * 80;
+            let crowded = protected * 3 > left.len();
             let at = left.iter().position(|page| crowded || !spared(page)).unwrap_or(0);
             order.push(left.remove(at));
         }

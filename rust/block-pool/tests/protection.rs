@@ -28,8 +28,9 @@ fn drain(slab: &mut Slab) -> Vec<u32> {
 
 #[test]
 fn pages_that_were_hit_go_after_those_that_were_not() {
-    let mut slab = cached(EvictionPolicy::PrioritySlru, 5, &[1, 3]);
-    assert_eq!(drain(&mut slab), [2, 4, 5, 1, 3]);
+    // Until one of two is protected, which is over a third.
+    let mut slab = cached(EvictionPolicy::PrioritySlru, 9, &[1]);
+    assert_eq!(drain(&mut slab), [2, 3, 4, 5, 6, 7, 8, 1, 9]);
 }
 
 #[test]
@@ -40,11 +41,11 @@ fn priority_lru_does_not_ask_whether_a_page_was_hit() {
 }
 
 #[test]
-fn over_80_percent_of_a_level_hit_pages_go_by_release_alone() {
-    // Nine of ten are protected: 1, 2, 3, 4, 5 go by age; then four of five are, and the one that was
-    // never hit goes.
-    let mut slab = cached(EvictionPolicy::PrioritySlru, 10, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
-    assert_eq!(drain(&mut slab), [1, 2, 3, 4, 5, 10, 6, 7, 8, 9]);
+fn over_a_third_of_a_level_hit_pages_go_by_release_alone() {
+    // Protected of all: 4/10, so 1 goes by age; 3/9, so 5 goes; 3/8: 2; 2/7, 2/6: 6, 7; 2/5: 3; 1/4, 1/3: 8, 9;
+    // 1/2: 4.
+    let mut slab = cached(EvictionPolicy::PrioritySlru, 10, &[1, 2, 3, 4]);
+    assert_eq!(drain(&mut slab), [1, 5, 2, 6, 7, 3, 8, 9, 4, 10]);
 }
 
 #[test]
@@ -67,8 +68,8 @@ fn a_page_marked_while_it_waits_keeps_the_order_of_release_among_the_protected()
         assert!(slab.mark_reused(PageId(page)));
         slab.verify().unwrap();
     }
-    // Beside the last one on probation, five of six are too many: the oldest goes.
-    assert_eq!(drain(&mut slab), [6, 7, 1, 8, 2, 3, 4, 5]);
+    // Five of eight are over a third: the oldest go, until one of four is left.
+    assert_eq!(drain(&mut slab), [1, 2, 3, 4, 6, 7, 5, 8]);
 }
 
 #[test]

@@ -214,7 +214,9 @@ impl Ledger {
         if let Some(last) = run.into_some() {
             self.events.stored(|| last.of(sequence, page_size));
         }
-        self.mark_reused(slot, first..reused);
+        if reused > first {
+            self.mark_reused(slot, first..reused);
+        }
     }
 
     /// Remembers that `due` results will still come for a slot that was just released.
