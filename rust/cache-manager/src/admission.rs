@@ -273,23 +273,19 @@ impl Ledger {
         };
         let limit = self.config.max_pages_per_request(sequence.drafts);
         let most = len + sequence.draft_room([].iter());
-        let whole = most.div_ceil(page_size);
-        if whole > limit {
-            let tokens = u64::from(most);
-            return Err(LedgerError::RequestTooLarge {
-                slot,
-                tokens,
-                limit,
-                room: self.room(whole, self.slab.available()),
-            });
+        if u64::from(most) > u64::from(limit) * u64::from(page_size) {
+            let room = self.room(most.div_ceil(page_size), self.slab.available());
+            return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
         let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
         let new_pages = if sequence.dummy {
             0
         } else if load > 0 {
             load + sequence.prompt_end.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+        } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
+            0 // as in most decode steps
         } else {
-            covered.div_ceil(page_size).saturating_sub(held)
+            covered.div_ceil(page_size) - held
         };
         let drafts = sequence.drafts_of(start, end, len);
         Ok(Plan {
@@ -323,7 +319,7 @@ impl Ledger {
         self.events.seal();
         let mut gaps = self.counters.reuse_gap.runs();
         let step = self.step.0;
-        for plan in &scratch.plans {
+        for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
             let pages = &scratch.hits.pages[plan.hits.clone()];
             self.slab.reuse_all(pages.iter().copied(), |last_use| gaps.add(step - last_use.0));
         }
@@ -342,9 +338,11 @@ impl Ledger {
                 self.take(1);
                 self.copy_on_write(plan.slot, (plan.start / self.config.page_size) as usize);
             }
-            self.take(plan.new_pages);
-            let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
-            sequence.row.extend(self.taken.iter().map(|taken| taken.page));
+            if plan.new_pages > 0 {
+                self.take(plan.new_pages);
+                let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
+                sequence.row.extend(self.taken.iter().map(|taken| taken.page));
+            }
             self.admit(plan);
             self.plan_step(plan);
         }
@@ -401,6 +399,7 @@ impl Ledger {
     }
 
     /// Moves the request to where its hits end, and counts its first admission.
+    #[inline]
     fn admit(&mut self, plan: &Plan) {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
@@ -419,6 +418,7 @@ impl Ledger {
         }
     }
 
+    #[inline]
     fn plan_step(&mut self, plan: &Plan) {
         let step = self.step;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
