@@ -741,9 +741,10 @@ class PagedKVCacheManager:
     ) -> None:
         """Says what comes of the sessions of these requests, usually just before their release.
 
-        "resume_soon": their stored blocks get at least `priority`, for `duration_ms` after the release.
-        "done": blocks that no other session shares are the first to be evicted. Both end with the next use of
-        a block by a request that has a retention of its own.
+        "resume_soon": their stored blocks get `priority`, for `duration_ms` after the release, but for those
+        that have a higher one, or the same for longer. "done": blocks that no other session shares are the
+        first to be evicted; what is pinned stays as it is. Both end with the next use of a block by a request
+        that has a retention of its own.
 
         Args:
             batch: the requests.
