@@ -88,8 +88,7 @@ impl Ledger {
         let slots = slots_of(batch, &self.shared, false)?;
         let bounds =
             num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?.unwrap_or_default();
-        let loads: Vec<u32> = loads.extract()?;
-        let jobs = self.run(batch.py(), |ledger| ledger.alloc_with_loads(&slots, &bounds, &loads))?;
+        let jobs = self.run(batch.py(), move |ledger| ledger.alloc_with_loads(&slots, &bounds, &loads))?;
         let load = |job: cache_manager::LoadJob| {
             (job.slot.0, job.first, job.copy.id.0, job.copy.pages.iter().map(|page| page.0).collect())
         };
