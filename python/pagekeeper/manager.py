@@ -458,7 +458,7 @@ class PagedKVCacheManager:
 
     def _ends(self, completions: Sequence[int] | None) -> list[tuple[int, str]]:
         if completions is None:
-            return [] if self._tiers is None else self._tiers.ends(self._tiers.completed())
+            return [] if self._tiers is None else self._tiers.ends(None)
         copies = self._core.copy_ids(completions)
         return [(copy, "done") for copy in copies] if self._tiers is None else self._tiers.ends(copies)
 
@@ -698,9 +698,9 @@ class PagedKVCacheManager:
         Requests that hold pages go on, and neither reuse nor share from now on, until they are preempted.
         The cost does not grow with the cache.
         """
-        self._core.reset_prefix_cache()
         if self._connector is not None:
             self._connector.reset_prefix_cache()
+        self._core.reset_prefix_cache()
 
     # What is kept, and what is forgotten on purpose.
 
@@ -959,9 +959,9 @@ class PagedKVCacheManager:
         The connector is shut down too. Only `get_buffers` and `pages_view` end with it: requests may still be
         stepped and released, and `verify` and `metrics` answer. Calling it again does nothing.
         """
+        self._pool = None
         if self._connector is not None:
             self._connector.shutdown()
-        self._pool = None
 
     def _require_pool(self) -> DevicePool:
         if self._pool is None:

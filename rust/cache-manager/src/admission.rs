@@ -72,7 +72,7 @@ impl Ledger {
     /// [`Ledger::alloc`], where `loads[i]` blocks of request `i` are to come from another tier, after
     /// those found on the device ([`Ledger::wanted`] says how many these are). For such a request no
     /// forward is planned: it waits until [`Ledger::end_copies`] is told of its load, holding the pages
-    /// that the rest of its prompt needs. No `loads`: none.
+    /// that the rest of its prompt and the forward after the load need. No `loads`: none.
     ///
     /// # Errors
     /// As there; a load that reaches past the blocks that may be reused, or for a request that may not
@@ -265,11 +265,13 @@ impl Ledger {
         // A load that ends at or before the position saves nothing.
         let load = if (first_load + load) * page_size > start { load } else { 0 };
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
-        let end = len.min(start.saturating_add(most));
+        // What waits for a load computes what is behind it.
+        let from = if load > 0 { (first_load + load) * page_size } else { start };
+        let end = len.min(from.saturating_add(most));
         let reserved = end + sequence.draft_room(sequence.steps_out.iter());
         let covered = match self.config.reserve {
-            Reserve::Prompt => reserved.max(sequence.prompt_end),
-            Reserve::Chunk => reserved,
+            Reserve::Chunk if load == 0 => reserved,
+            Reserve::Chunk | Reserve::Prompt => reserved.max(sequence.prompt_end),
         };
         let limit = self.config.max_pages_per_request(sequence.drafts);
         let most = len + sequence.draft_room([].iter());
@@ -281,7 +283,7 @@ impl Ledger {
         let new_pages = if sequence.dummy {
             0
         } else if load > 0 {
-            load + sequence.prompt_end.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+            load + covered.div_ceil(page_size).saturating_sub(held.max(first_load + load))
         } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
             0 // as in most decode steps
         } else {

@@ -92,6 +92,24 @@ impl Ledger {
         Ok(batch.iter().filter_map(|&slot| self.release_one(slot)).collect())
     }
 
+    /// Takes back the newest claim, if nothing was planned for it: as if it had not been made. Any other
+    /// request is released.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn unclaim(&mut self, slot: SlotId) -> Result<Option<Released>, LedgerError> {
+        let sequence = self.sequence(slot)?;
+        if sequence.admitted || sequence.serial != self.counters.claims {
+            return Ok(self.release_one(slot));
+        }
+        let sequence = self.slots.take_back(slot);
+        if let Some(sequence) = sequence.as_ref().filter(|sequence| sequence.epoch == self.epoch) {
+            self.tree.release_namespace(sequence.namespace);
+        }
+        self.counters.claims -= 1;
+        Ok(sequence.map(|sequence| sequence.released()))
+    }
+
     /// Ends every request in `batch` and leaves its pages alone: all that is safe when the books are in
     /// disorder.
     ///

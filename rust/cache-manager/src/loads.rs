@@ -2,8 +2,8 @@
 //!
 //! The caller asks what a request could use ([`Ledger::wanted`]), asks the tiers what they have, and gives
 //! `alloc` a number of blocks to load. The request then waits: it holds the pages that the load fills and
-//! those of the rest of its prompt, so that two requests that wait cannot starve each other. When the load
-//! has landed its blocks are published; when it failed, nothing of it is left.
+//! those of the rest of its prompt, so that two requests that wait cannot starve each other, and those of the
+//! forward that comes after the load, so that this one fits however the load ends. When the load has landed its blocks are published; when it failed, nothing of it is left.
 
 use crate::blocks::Prefix;
 use crate::copies::{CopyEnd, CopyId, CopyJob};
@@ -22,8 +22,15 @@ pub(crate) struct Load {
     pub(crate) first: u32,
     /// The page that each block is loaded into.
     pub(crate) pages: Vec<PageId>,
-    /// Pages for the rest of the prompt.
+    /// Pages for the rest of the prompt, and for the forward after the load.
     pub(crate) rest: Vec<PageId>,
+}
+
+impl Load {
+    /// Tokens that it brings to a request that stands at `position`.
+    pub(crate) fn tokens(&self, position: u32, page_size: u32) -> u32 {
+        (self.first + self.pages.len() as u32) * page_size - position
+    }
 }
 
 /// A block as other tiers know it.
@@ -117,8 +124,9 @@ impl Ledger {
         let copy = self.begin_copy(pages.clone(), last_step, Some(slot));
         let page_size = self.config.page_size;
         let sequence = self.slots.get_mut(slot)?;
-        sequence.cached += (first + blocks) * page_size - sequence.position;
-        sequence.load = Some(Load { copy: copy.id, first, pages, rest });
+        let load = Load { copy: copy.id, first, pages, rest };
+        sequence.cached += load.tokens(sequence.position, page_size);
+        sequence.load = Some(load);
         Some(LoadJob { slot, first: first as usize, copy })
     }
 
@@ -144,7 +152,7 @@ impl Ledger {
         sequence.row.truncate(load.first as usize);
         sequence.row.extend(load.pages.iter().chain(&kept).chain(&load.rest));
         self.counters.loaded_blocks += load.pages.len() as u64;
-        self.counters.loaded_tokens += u64::from(end as u32 * page_size - sequence.position);
+        self.counters.loaded_tokens += u64::from(load.tokens(sequence.position, page_size));
         sequence.processed = end as u32 * page_size;
         sequence.position = sequence.processed;
         self.publish_computed(slot); // the tiers have these blocks: no offload
@@ -161,7 +169,7 @@ pub(crate) fn drop_load(sequence: &mut Sequence, page_size: u32, slab: &mut Slab
 }
 
 fn undo(sequence: &mut Sequence, load: &Load, page_size: u32, slab: &mut Slab) {
-    sequence.cached -= (load.first + load.pages.len() as u32) * page_size - sequence.position;
+    sequence.cached -= load.tokens(sequence.position, page_size);
     for &page in load.rest.iter().rev().chain(load.pages.iter().rev()) {
         slab.release(page, sequence.last_step);
     }

@@ -81,6 +81,18 @@ impl Slots {
         Some(sequence)
     }
 
+    /// Undoes the newest [`Slots::insert`], whose id nobody else knows.
+    pub(crate) fn take_back(&mut self, id: SlotId) -> Option<Box<Sequence>> {
+        let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation())?;
+        let sequence = slot.sequence.take()?;
+        if id.index() + 1 == self.slots.len() && id.generation() == 0 {
+            self.slots.pop();
+        } else {
+            self.free.push_front(id.index() as u32);
+        }
+        Some(sequence)
+    }
+
     #[inline]
     pub(crate) fn get(&self, id: SlotId) -> Option<&Sequence> {
         let slot = self.slots.get(id.index())?;
