@@ -207,6 +207,31 @@ impl Model {
             .collect()
     }
 
+    fn reuse_all(&mut self, slab: &mut Slab, choices: &[usize]) {
+        let pages: Vec<PageId> =
+            (choices.iter()).filter_map(|&choice| self.choose(choice, |page| page.node.is_some())).collect();
+        let mut waited = Vec::new();
+        slab.reuse_all(pages.iter().copied(), |last_use| waited.push(last_use));
+        let mut expected = Vec::new();
+        for &page in &pages {
+            let record = self.page(page);
+            expected.extend((record.refs == 0).then_some(record.last_use));
+            record.refs += 1;
+            (record.queued, record.reused) = (None, true);
+        }
+        assert_eq!(waited, expected);
+    }
+
+    fn release_all(&mut self, slab: &mut Slab, choices: &[usize], step: Step) {
+        let mut pages = Vec::new();
+        for &choice in choices {
+            let Some(page) = self.choose(choice, |page| page.refs > 0) else { continue };
+            self.release(page, step);
+            pages.push(page);
+        }
+        slab.release_all(pages.iter().copied(), step);
+    }
+
     /// Makes the call on both sides, if there is a page that it is legal for.
     fn call(&mut self, slab: &mut Slab, call: &Call) -> Option<()> {
         match *call {
@@ -229,35 +254,13 @@ impl Model {
                 self.page(page).refs += 1;
                 self.page(page).queued = None;
             }
-            Call::ReuseAll(ref choices) => {
-                let pages: Vec<PageId> = (choices.iter())
-                    .filter_map(|&choice| self.choose(choice, |page| page.node.is_some()))
-                    .collect();
-                let mut waited = Vec::new();
-                slab.reuse_all(pages.iter().copied(), |last_use| waited.push(last_use));
-                let mut expected = Vec::new();
-                for &page in &pages {
-                    let record = self.page(page);
-                    expected.extend((record.refs == 0).then_some(record.last_use));
-                    record.refs += 1;
-                    (record.queued, record.reused) = (None, true);
-                }
-                assert_eq!(waited, expected);
-            }
+            Call::ReuseAll(ref choices) => self.reuse_all(slab, choices),
             Call::Release(choice, step) => {
                 let page = self.choose(choice, |page| page.refs > 0)?;
                 slab.release(page, step);
                 self.release(page, step);
             }
-            Call::ReleaseAll(ref choices, step) => {
-                let mut pages = Vec::new();
-                for &choice in choices {
-                    let Some(page) = self.choose(choice, |page| page.refs > 0) else { continue };
-                    self.release(page, step);
-                    pages.push(page);
-                }
-                slab.release_all(pages.iter().copied(), step);
-            }
+            Call::ReleaseAll(ref choices, step) => self.release_all(slab, choices, step),
             Call::Pin(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
                 slab.pin(page);
