@@ -133,18 +133,16 @@ impl Ledger {
     /// From the request's last stored block back to where another session branches off or reads along.
     fn give_up_own(&mut self, slot: SlotId) {
         let lowest = Retention::from(Priority::LOWEST);
-        let mut node = self.slots.get(slot).and_then(|sequence| sequence.nodes.last().copied());
+        let Some(sequence) = self.slots.get(slot) else { return };
         let mut below = None;
-        while let Some(own) = node {
-            let alone = below.map_or(self.tree.is_leaf(own), |child| !self.tree.has_siblings(child));
-            let page = self.tree.page(own).filter(|&page| alone && self.slab.refs(page) == 1);
+        for (block, &own) in sequence.nodes.iter().enumerate().rev() {
+            let last = below.map_or(self.tree.is_leaf(own), |child| !self.tree.has_siblings(child));
+            // Beside a stored twin the request holds a page of its own.
+            let holds = u32::from(sequence.anchored.binary_search(&(block as u32)).is_err());
+            let page = self.tree.page(own).filter(|&page| last && self.slab.refs(page) == holds);
             let Some(page) = page else { return };
             retain(&mut self.slab, &self.tree, &mut self.events, page, Some(lowest));
             below = Some(own);
-            node = match self.tree.parent(own) {
-                ParentId::Node(parent) => Some(parent),
-                ParentId::Root(_) => None,
-            };
         }
     }
 
@@ -168,7 +166,9 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot) else { return };
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
         for (block, &node) in nodes.iter().enumerate().rev() {
-            let fresh = self.tree.page(node).is_some_and(|page| self.slab.mark_reused(page));
+            // A block that was evicted leaves a gap; those above it count all the same.
+            let Some(page) = self.tree.page(node) else { continue };
+            let fresh = self.slab.mark_reused(page);
             if block < blocks.start && !fresh {
                 return;
             }
