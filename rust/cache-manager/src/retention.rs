@@ -180,7 +180,9 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot) else { return };
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
         for (block, &node) in nodes.iter().enumerate().rev() {
-            let fresh = self.tree.page(node).is_some_and(|page| self.slab.mark_reused(page));
+            // A block that was evicted leaves a gap; those above it count all the same.
+            let Some(page) = self.tree.page(node) else { continue };
+            let fresh = self.slab.mark_reused(page);
             if block < blocks.start && !fresh {
                 return;
             }
