@@ -32,8 +32,9 @@ class KVConnector(Protocol):
     """Outer tiers of one cache: host memory, disks, remote stores.
 
     The manager calls it from the thread that drives the scheduler, never with a lock held;
-    `count_cached_prefix` may be called from any thread. A call that raises anything but `KVLoadRefused` is
-    logged and counts as a miss or as a failed copy: it never breaks the scheduler.
+    `count_cached_prefix` may be called from any thread. What a look-up, `load`, `offload` or `touch` raises
+    beside `KVLoadRefused` is logged and counts as a miss or as a failed copy: it never breaks the scheduler.
+    What the other calls raise reaches the manager's caller. docs/connectors.md tells the whole story.
 
     `block_ids` are pages of the device pool, `block_hashes` the blocks that they hold, in the same order.
     `hint` is the request's `dkv_cache_hint`.
