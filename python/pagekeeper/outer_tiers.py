@@ -141,7 +141,7 @@ class OuterTiers:
         try:
             [transfer] = self.alloc(ctx, None, plan=False)
         except BaseException:
-            self._core.release(ctx)
+            self._core.unclaim(ctx)
             raise
         if isinstance(transfer, LoadTransfer):
             self._loads[transfer.id].prefetch = ctx

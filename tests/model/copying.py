@@ -80,11 +80,12 @@ class Copying(Keeping):
     # Loads
 
     def loadable(self, name: object) -> int:
-        """Blocks behind those on the device that the tier has without a gap, if the request may ask."""
+        """Blocks that the tier has without a gap behind those on the device, if the request may ask."""
         request = self.requests[name]
         if self.tier is None or not self.reads(request) or request.load_failed or request.live:
             return 0
         on_device = request.offered + len(self.match(request.namespace, request.known, request.offered))
+        on_device = max(on_device, request.processed // self.page_size)
         reusable = (len(request.known) - 1) // self.page_size
         found = 0
         while on_device + found < reusable and self._is_kept(request, on_device + found):

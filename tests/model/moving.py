@@ -129,15 +129,15 @@ class Moving(Serving):
         name = object()
         self.model.claim(name, [*tokens, tokens[-1]], namespace)
         load = self.loadable(name)
-        waiting = set[object]()
         try:
             loads = self.model.alloc([name], None, [load]) if load else {}
-            waiting = self.begin_loads(loads)
-            self.prefetches |= {copy: name for copy in loads.values() if waiting}
         except NoRoom:
+            self.model.unclaim(name)
             self.refused(pk.InsufficientBlocksError, lambda: self.kv.prefetch(tokens, **keys))
-        else:
-            self.kv.prefetch(tokens, **keys)
+            return
+        waiting = self.begin_loads(loads)
+        self.prefetches |= {copy: name for copy in loads.values() if waiting}
+        self.kv.prefetch(tokens, **keys)
         if not waiting:
             self.model.release([name])
 

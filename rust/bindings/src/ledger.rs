@@ -228,6 +228,14 @@ impl Ledger {
         Ok(())
     }
 
+    /// Takes back a claim that nothing came of.
+    fn unclaim(&self, request: &Bound<'_, PyAny>) -> PyResult<()> {
+        let slot = one_slot_of(request, &self.shared)?;
+        let released = self.run(request.py(), |ledger| ledger.unclaim(slot))?;
+        self.unbind(&[slot], vec![released]);
+        Ok(())
+    }
+
     /// Whether a request with this id is claimed.
     fn contains(&self, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
         self.shared.check(request_id.py())?;

@@ -243,12 +243,11 @@ impl Ledger {
         } else {
             (hit_end as u32 * page_size, published..hit_end.min(sequence.row.len()).max(published))
         };
-        let first_load = on_device as u32;
+        // What the request has computed and not stored is not loaded either.
+        let first_load = (on_device as u32).max(start / page_size);
         if load > 0 {
             check_load(sequence, slot, first_load, load, page_size, reads)?;
         }
-        // A load that ends at or before the position saves nothing.
-        let load = if (first_load + load) * page_size > start { load } else { 0 };
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
         let end = len.min(start.saturating_add(most));
         let reserved = end + sequence.draft_room(sequence.steps_out.iter());
@@ -272,7 +271,7 @@ impl Ledger {
         let new_pages = if sequence.dummy {
             0
         } else if load > 0 {
-            load + sequence.prompt_end.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+            load + whole.saturating_sub(held.max(first_load + load))
         } else {
             covered.div_ceil(page_size).saturating_sub(held)
         };

@@ -92,6 +92,23 @@ impl Ledger {
         Ok(batch.iter().filter_map(|&slot| self.release_one(slot)).collect())
     }
 
+    /// Takes back a claim that nothing came of, as if it had not been made: its slot was told to nobody. A
+    /// request that was planned, or after which another was claimed, is released.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn unclaim(&mut self, slot: SlotId) -> Result<Released, LedgerError> {
+        let sequence = self.sequence(slot)?;
+        let unused = sequence.holds_nothing() && !sequence.admitted && sequence.serial == self.counters.claims;
+        if !unused {
+            return self.release_one(slot).ok_or(LedgerError::UnknownSlot(slot));
+        }
+        let sequence = self.slots.take_back(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        self.tree.release_namespace(sequence.namespace);
+        self.counters.claims -= 1;
+        Ok(sequence.released())
+    }
+
     /// Ends every request in `batch` and leaves its pages alone: all that is safe when the books are in
     /// disorder.
     ///

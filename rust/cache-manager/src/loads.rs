@@ -2,8 +2,9 @@
 //!
 //! The caller asks what a request could use ([`Ledger::wanted`]), asks the tiers what they have, and gives
 //! `alloc` a number of blocks to load. The request then waits: it holds the pages that the load fills and
-//! those of the rest of its prompt, so that two requests that wait cannot starve each other. When the load
-//! has landed its blocks are published; when it failed, nothing of it is left.
+//! those of the rest of its tokens, so that two requests that wait cannot starve each other, and a load that
+//! is over at once leaves room for the forward. When the load has landed its blocks are published; when it
+//! failed, nothing of it is left.
 
 use crate::blocks::Prefix;
 use crate::copies::{CopyEnd, CopyId, CopyJob};
@@ -21,8 +22,15 @@ pub(crate) struct Load {
     pub(crate) first: u32,
     /// The page that each block is loaded into.
     pub(crate) pages: Vec<PageId>,
-    /// Pages for the rest of the prompt.
+    /// Pages for the rest of the request's tokens and drafts.
     pub(crate) rest: Vec<PageId>,
+}
+
+impl Load {
+    /// Tokens that a request at `position` needs not compute once the load has landed.
+    pub(crate) fn gain(&self, position: u32, page_size: u32) -> u32 {
+        (self.first + self.pages.len() as u32) * page_size - position
+    }
 }
 
 /// A block as other tiers know it.
@@ -45,7 +53,7 @@ impl BlockKey {
 pub struct Wanted {
     /// All blocks that may be reused, from the first on.
     pub keys: Vec<BlockKey>,
-    /// How many of them `alloc` would find on the device.
+    /// How many of them the request has, or `alloc` would find on the device.
     pub on_device: usize,
 }
 
@@ -101,6 +109,7 @@ impl Ledger {
         let mut on_device = published;
         let parent = parent_after(sequence, &sequence.nodes);
         prefix.walk(&self.tree, parent, published, limit, &mut self.reader, |_, _| on_device += 1);
+        let on_device = on_device.max((sequence.position / page_size) as usize);
         let Some(guards) = &sequence.guards else { return Ok(None) };
         let keys = (0..limit).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect();
         Ok(Some(Wanted { keys, on_device }))
@@ -115,8 +124,9 @@ impl Ledger {
         let copy = self.begin_copy(pages.clone(), last_step, Some(slot));
         let page_size = self.config.page_size;
         let sequence = self.slots.get_mut(slot)?;
-        sequence.cached += (first + blocks) * page_size - sequence.position;
-        sequence.load = Some(Load { copy: copy.id, first, pages, rest });
+        let load = Load { copy: copy.id, first, pages, rest };
+        sequence.cached += load.gain(sequence.position, page_size);
+        sequence.load = Some(load);
         Some(LoadJob { slot, first: first as usize, copy })
     }
 
@@ -159,7 +169,7 @@ pub(crate) fn drop_load(sequence: &mut Sequence, page_size: u32, slab: &mut Slab
 }
 
 fn undo(sequence: &mut Sequence, load: &Load, page_size: u32, slab: &mut Slab) {
-    sequence.cached -= (load.first + load.pages.len() as u32) * page_size - sequence.position;
+    sequence.cached -= load.gain(sequence.position, page_size);
     for &page in load.rest.iter().rev().chain(load.pages.iter().rev()) {
         slab.release(page, sequence.last_step);
     }

@@ -81,6 +81,18 @@ impl Slots {
         Some(sequence)
     }
 
+    /// Undoes the newest [`Slots::insert`], whose slot nobody was told.
+    pub(crate) fn take_back(&mut self, id: SlotId) -> Option<Box<Sequence>> {
+        let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation())?;
+        let sequence = slot.sequence.take()?;
+        if slot.generation == 0 && id.index() + 1 == self.slots.len() {
+            self.slots.pop(); // it was made for this
+        } else {
+            self.free.push_front(id.index() as u32);
+        }
+        Some(sequence)
+    }
+
     #[inline]
     pub(crate) fn get(&self, id: SlotId) -> Option<&Sequence> {
         let slot = self.slots.get(id.index())?;
