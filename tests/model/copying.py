@@ -33,9 +33,7 @@ class Copying(Keeping):
         """[source, destination] of each copy that goes before the next forward."""
         self.new_offloads: list[int] = []
 
-    def start_copy(
-        self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None
-    ) -> int:
+    def start_copy(self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None) -> int:
         copy = self.counts["copies_started"]
         self.counts["copies_started"] += 1
         self.copies[copy] = Copy(list(pages), list(blocks), loads)

@@ -80,7 +80,10 @@ class Keeping:
         return new
 
     def is_remembered(self, content: Content) -> bool:
-        """Whether the block is stored, or was, and one below it is, or a request has it beside a stored twin."""
+        """Whether the block is stored, or was and is not forgotten.
+
+        It is not while a block below it is stored, or a request has a page of its own for it.
+        """
         namespace, tokens = content
         return any(
             other == namespace and below[: len(tokens)] == tokens for other, below in self._remembered()

@@ -1,12 +1,13 @@
 """Copies of a random session: a mover that reads, and a tier that loads and keeps blocks."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import pagekeeper as pk
-from model.ledger import NoRoom
+from model.requests import NoRoom
 from model.serving import Serving
 from model.tier import LateCopy
 
@@ -62,16 +63,19 @@ class Moving(Serving):
             self.tier.offloads = self.random.choice(["now", "now", "late", "late", "fail", "refuse", "raise"])
             self.note(f"tier: loads {self.tier.loads}, offloads {self.tier.offloads}")
 
-    def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object]:
+    def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object] | NoRoom:
         loads = [self.loadable(name) for name in names]
-        waiting = self.begin_loads(self.model.alloc(names, bounds, loads))
+        try:
+            waiting = self.begin_loads(self.model.alloc(names, bounds, loads))
+        except NoRoom as refusal:
+            return refusal
         ended = [
             (name, bound)
             for name, bound, load in zip(names, bounds, loads, strict=True)
             if load and name not in waiting and not self.model.requests[name].live
         ]
         if ended:
-            self.model.alloc(*zip(*ended, strict=True))
+            self.model.alloc(*zip(*ended, strict=True))  # there is room: the load held it
         return waiting
 
     def loadable(self, name: object) -> int:
@@ -116,7 +120,7 @@ class Moving(Serving):
             try:
                 self.begin_loads(self.model.alloc([name], None, [load]))
             except NoRoom:
-                self.refused(pk.InsufficientBlocksError, lambda one=one: self.kv.prefetch(one.ctx))
+                self.refused(pk.InsufficientBlocksError, partial(self.kv.prefetch, one.ctx))
                 continue
             self.kv.prefetch(one.ctx)
 

@@ -99,7 +99,8 @@ impl Ledger {
     /// An unknown slot.
     pub fn unclaim(&mut self, slot: SlotId) -> Result<Released, LedgerError> {
         let sequence = self.sequence(slot)?;
-        let unused = sequence.holds_nothing() && !sequence.admitted && sequence.serial == self.counters.claims;
+        let unused =
+            sequence.holds_nothing() && !sequence.admitted && sequence.serial == self.counters.claims;
         if !unused {
             return self.release_one(slot).ok_or(LedgerError::UnknownSlot(slot));
         }
