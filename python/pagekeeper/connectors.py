@@ -32,8 +32,11 @@ class KVConnector(Protocol):
     """Outer tiers of one cache: host memory, disks, remote stores.
 
     The manager calls it from the thread that drives the scheduler, never with a lock held;
-    `count_cached_prefix` may be called from any thread. A call that raises anything but `KVLoadRefused` is
-    logged and counts as a miss or as a failed copy: it never breaks the scheduler.
+    `count_cached_prefix` may be called from any thread. Whatever `lookup`, `load`, `offload`, `touch`,
+    `count_cached_prefix` or `metrics` raise but `KVLoadRefused` is logged and counts as a miss or as a failed
+    copy: it never breaks the scheduler. The other calls have nothing to fall back on: what they raise reaches
+    the caller, whose call has changed nothing but for `shutdown`. docs/connectors.md
+    tells the whole story.
 
     `block_ids` are pages of the device pool, `block_hashes` the blocks that they hold, in the same order.
     `hint` is the request's `dkv_cache_hint`.

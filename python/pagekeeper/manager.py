@@ -458,13 +458,13 @@ class PagedKVCacheManager:
 
     def _ends(self, completions: Sequence[int] | None) -> list[tuple[int, str]]:
         if completions is None:
-            return [] if self._tiers is None else self._tiers.ends(self._tiers.completed())
+            return [] if self._tiers is None else self._tiers.ends(None)
         copies = self._core.copy_ids(completions)
         return [(copy, "done") for copy in copies] if self._tiers is None else self._tiers.ends(copies)
 
     def prefetch(
         self,
-        tokens: Request | ArrayLike,
+        tokens: TextContext | ArrayLike,
         *,
         salt: str | None = None,
         lora_id: str | int | None = None,
@@ -501,10 +501,24 @@ class PagedKVCacheManager:
         """
         self._check_replica(replica_idx)
         if isinstance(tokens, TextContext):
-            return _COMPLETED if self._tiers is None else self._tiers.alloc(tokens, None, plan=False)[0]
-        known = TokenBuffer(tokens).all
-        if self._tiers is None or len(known) < self.params.page_size:
+            if self._tiers is None:
+                self._core.slots(tokens)
+                return _COMPLETED
+            return self._tiers.alloc(tokens, None, plan=False)[0]
+        *_, missing = self._core.probe(
+            tokens,
+            salt=salt,
+            lora_id=lora_id,
+            lora_generation=lora_generation,
+            mm_items=mm_items,
+            prompt_embeds=prompt_embeds,
+            extra_ids=extra_ids,
+            overrides=overrides,
+            other_namespaces=False,
+        )
+        if self._tiers is None or not missing:
             return _COMPLETED
+        known = TokenBuffer(tokens).all
         # The block with a request's last token is never loaded: one token more.
         ctx = TextContext(
             request_id=RequestID(),
@@ -684,9 +698,9 @@ class PagedKVCacheManager:
         Requests that hold pages go on, and neither reuse nor share from now on, until they are preempted.
         The cost does not grow with the cache.
         """
-        self._core.reset_prefix_cache()
         if self._connector is not None:
             self._connector.reset_prefix_cache()
+        self._core.reset_prefix_cache()
 
     # What is kept, and what is forgotten on purpose.
 
@@ -727,9 +741,10 @@ class PagedKVCacheManager:
     ) -> None:
         """Says what comes of the sessions of these requests, usually just before their release.
 
-        "resume_soon": their stored blocks get at least `priority`, for `duration_ms` after the release.
-        "done": blocks that no other session shares are the first to be evicted. Both end with the next use of
-        a block by a request that has a retention of its own.
+        "resume_soon": their stored blocks get `priority`, for `duration_ms` after the release, but for those
+        that have a higher one, or the same for longer. "done": blocks that no other session shares are the
+        first to be evicted; what is pinned stays as it is. Both end with the next use of a block by a request
+        that has a retention of its own.
 
         Args:
             batch: the requests.
@@ -740,10 +755,10 @@ class PagedKVCacheManager:
         Raises:
             ValueError: a request that is not claimed or is given twice, or what is out of range.
         """
+        kept = TokenRangeRetention(0, priority=priority, duration_ms=duration_ms)
         if hint == "done":
             self._core.session_done(batch)
         elif hint == "resume_soon":
-            kept = TokenRangeRetention(0, priority=priority, duration_ms=duration_ms)
             self._core.resume_soon(batch, *kept.native())
         else:
             raise ValueError(f"hint={shown(hint)}: must be 'resume_soon' or 'done'")
@@ -944,9 +959,9 @@ class PagedKVCacheManager:
         The connector is shut down too. Only `get_buffers` and `pages_view` end with it: requests may still be
         stepped and released, and `verify` and `metrics` answer. Calling it again does nothing.
         """
+        self._pool = None
         if self._connector is not None:
             self._connector.shutdown()
-        self._pool = None
 
     def _require_pool(self) -> DevicePool:
         if self._pool is None:

@@ -7,14 +7,16 @@ the rule that scheduled is not done: a load is published when it has landed, pin
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pagekeeper.connectors import BlockKey, KVConnector
-from pagekeeper.errors import KVLoadFailed, KVLoadRefused
+from pagekeeper.errors import KVLoadFailed, KVLoadRefused, shown
 from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
 if TYPE_CHECKING:
@@ -78,10 +80,9 @@ class LoadTransfer:
 
 @dataclass
 class _Load:
-    transfer: LoadTransfer
     request_id: object
     slot: int
-    prefetch: TextContext | None
+    prefetch: TextContext | None = None
     """A request of our own that only brings blocks in: it ends with its load."""
 
 
@@ -91,10 +92,12 @@ class OuterTiers:
     def __init__(self, core: Ledger, connector: KVConnector) -> None:
         self._core = core
         self._connector = connector
+        self._transfers: dict[int, KVConnectorTransfer] = {}
+        """Copies in flight."""
         self._loads: dict[int, _Load] = {}
-        self._offloads: dict[int, KVConnectorTransfer] = {}
-        self._ready: list[object] = []
-        """Requests whose load ended, that nobody was told of yet."""
+        """Who waits, or waited, for those of them that are loads."""
+        self._ready: dict[int, object] = {}
+        """Requests by slot whose load ended, that nobody was told of yet."""
         self._errors = 0
 
     # Loads
@@ -113,27 +116,28 @@ class OuterTiers:
         if not plan and not any(loads):
             return [_COMPLETED] * len(slots)
         jobs = core.alloc_with_loads(batch, num_tokens, loads)
-        for one in wanted:
-            if one is not None and one[1]:
-                self._touch(one[0][: one[1]])
         transfers: list[KVConnectorTransfer] = [_COMPLETED] * len(slots)
-        place = {slot: index for index, slot in enumerate(slots)}
+        place = {slot: position for position, slot in enumerate(slots)}
         ended: list[int] = []
-        for number, (slot, first, copy, pages) in enumerate(jobs):
-            keys, _, hint = wanted[place[slot]] or ((), 0, None)
-            try:
-                transfer = self._start_load(copy, pages, _keys(keys[first : first + len(pages)]), hint)
-            except BaseException:  # an interrupt: what was not begun is not waited for
-                core.end_copies([(job[2], "refused") for job in jobs[number:]])
-                raise
-            if transfer is None:
-                ended.append(slot)
-            else:
-                self._loads[copy] = _Load(transfer, core.request_id(slot), slot, None)
-                transfers[place[slot]] = transfer
+        try:
+            for slot, first, copy, pages in jobs:
+                keys, _, hint = wanted[place[slot]] or ((), 0, None)
+                self._loads[copy] = _Load(core.request_id(slot), slot)
+                transfer = self._load(copy, pages, _keys(keys[first : first + len(pages)]), hint)
+                if transfer is None:
+                    del self._loads[copy]
+                    ended.append(slot)
+                else:
+                    transfers[place[slot]] = LoadTransfer(copy, pages, transfer)
+        except BaseException:
+            self._refuse_rest([copy for _, _, copy, _ in jobs])
+            raise
         if ended and plan:
             bounds = _bounds_of(num_tokens, [place[slot] for slot in ended])
             core.alloc(np.array(ended, np.int32), bounds)
+        for one in wanted:
+            if one is not None and one[1]:
+                self._touch(one[0][: one[1]])
         return transfers
 
     def prefetch(self, ctx: TextContext) -> KVConnectorTransfer:
@@ -146,7 +150,7 @@ class OuterTiers:
         if isinstance(transfer, LoadTransfer):
             self._loads[transfer.id].prefetch = ctx
         else:
-            self._core.release(ctx)
+            self._core.unclaim(ctx)
         return transfer
 
     def _loadable(self, keys: Sequence[tuple[bytes, bytes]], on_device: int, hint: object) -> int:
@@ -155,30 +159,16 @@ class OuterTiers:
         if not rest:
             return 0
         try:
-            present = list(self._connector.lookup(rest, 0, hint))
+            present = islice(self._connector.lookup(rest, 0, hint), len(rest))
+            return sum(1 for _ in takewhile(bool, present))
         except Exception:
             self._note("lookup")
             return 0
-        found = next((index for index, is_there in enumerate(present) if not is_there), len(present))
-        return min(found, len(rest))
 
-    def _start_load(
+    def _load(
         self, copy: int, pages: list[int], keys: list[BlockKey], hint: object
-    ) -> LoadTransfer | None:
-        """The load in flight; None when it has ended already and the ledger knows how."""
-        try:
-            transfer = self._connector.load(pages, keys, 0, hint)
-        except KVLoadRefused:
-            self._core.end_copies([(copy, "refused")])
-            return None
-        except Exception:
-            self._note("load")
-            self._core.end_copies([(copy, "failed")])
-            return None
-        if not _is_complete(transfer):
-            return LoadTransfer(copy, pages, transfer)
-        self._core.end_copies([(copy, self._outcome(transfer))])
-        return None
+    ) -> KVConnectorTransfer | None:
+        return self._begin(copy, "load", lambda: self._connector.load(pages, keys, 0, hint))
 
     def _touch(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         try:
@@ -190,39 +180,64 @@ class OuterTiers:
 
     def offload(self) -> None:
         """Hands what was published since the last call to the connector."""
-        for copy, pages, keys in self._core.take_offloads():
-            try:
-                transfer = self._connector.offload(pages, _keys(keys), 0)
-            except Exception:
-                self._note("offload")
-                self._core.end_copies([(copy, "failed")])
-                continue
-            if _is_complete(transfer):
-                self._core.end_copies([(copy, self._outcome(transfer))])
-            else:
-                self._offloads[copy] = transfer
+        jobs = self._core.take_offloads()
+        try:
+            for copy, pages, keys in jobs:
+                self._offload(copy, pages, _keys(keys))
+        except BaseException:
+            self._refuse_rest([copy for copy, _, _ in jobs])
+            raise
+
+    def _offload(self, copy: int, pages: list[int], keys: list[BlockKey]) -> None:
+        self._begin(copy, "offload", lambda: self._connector.offload(pages, keys, 0))
+
+    # Both
+
+    def _begin(
+        self, copy: int, call: str, begin: Callable[[], KVConnectorTransfer]
+    ) -> KVConnectorTransfer | None:
+        """The transfer in flight; None when it has ended already and the ledger knows how."""
+        try:
+            transfer = begin()
+        except KVLoadRefused:
+            end = "refused"
+        except Exception:
+            self._note(call)
+            end = "failed"
+        else:
+            self._transfers[copy] = transfer  # from here on its end is looked for, whatever happens
+            if not _is_complete(transfer):
+                return transfer
+            end = self._outcome(transfer)
+            del self._transfers[copy]
+        self._core.end_copies([(copy, end)])
+        return None
+
+    def _refuse_rest(self, copies: list[int]) -> None:
+        """After an interrupt: of these copies, those that were not begun are not waited for."""
+        rest = [copy for copy in copies if copy not in self._transfers and self._core.is_copying(copy)]
+        for copy in rest:
+            self._loads.pop(copy, None)
+        self._core.end_copies([(copy, "refused") for copy in rest])
 
     # What has ended
 
-    def completed(self) -> list[int]:
-        """Copies that have ended here."""
-        loads = [copy for copy, load in self._loads.items() if _is_complete(load.transfer)]
-        return loads + [copy for copy, transfer in self._offloads.items() if _is_complete(transfer)]
-
-    def ends(self, copies: Iterable[int]) -> list[tuple[int, str]]:
-        """How each of these copies ended, as the ledger is told.
+    def ends(self, copies: Iterable[int] | None) -> list[tuple[int, str]]:
+        """How each of these copies ended, as the ledger is told; None: all that have ended here.
 
         Raises:
             ValueError: a copy is still in flight here.
         """
-        return [(copy, self._end(copy)) for copy in copies]
+        if copies is not None:
+            return [(copy, self._end(copy)) for copy in copies]
+        loads_first = sorted(self._transfers.items(), key=lambda item: item[0] not in self._loads)
+        return [(copy, self._outcome(transfer)) for copy, transfer in loads_first if _is_complete(transfer)]
 
     def _end(self, copy: int) -> str:
-        load = self._loads.get(copy)
-        transfer = self._offloads.get(copy) if load is None else load.transfer
-        if transfer is None:
+        transfer = self._transfers.get(copy)
+        if transfer is None and copy not in self._loads:
             return "done"  # not a connector's
-        if not _is_complete(transfer):
+        if transfer is None or not _is_complete(transfer):
             raise ValueError(f"completions: transfer {copy} is still in flight")
         return self._outcome(transfer)
 
@@ -230,7 +245,7 @@ class OuterTiers:
         """The ledger was told of `ends`; the requests under `slots` waited for them."""
         waited = set(slots)
         for copy, _ in ends:
-            self._offloads.pop(copy, None)
+            self._transfers.pop(copy, None)
             load = self._loads.pop(copy, None)
             if load is None:
                 continue
@@ -238,19 +253,27 @@ class OuterTiers:
                 if load.prefetch.slot is not None:
                     self._core.release(load.prefetch)
             elif load.slot in waited:
-                self._ready.append(load.request_id)
+                self._ready[load.slot] = load.request_id
+        if waited:
+            self._ready = self._claimed(self._ready)
 
     def take_ready(self) -> list[object]:
         """Requests that wait no more and were not named before."""
-        ready, self._ready = self._ready, []
-        return ready
+        ready, self._ready = self._claimed(self._ready), {}
+        return list(ready.values())
+
+    def _claimed(self, requests: dict[int, object]) -> dict[int, object]:
+        """Those of the requests, by slot, that were not released meanwhile."""
+        return {slot: one for slot, one in requests.items() if self._core.request_id(slot) is not None}
 
     # The rest of the protocol
 
     def count_cached_prefix(self, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, int]:
         """Leading blocks that the tiers have, (host, disk)."""
         try:
-            host, disk = self._connector.count_cached_prefix(_keys(keys), 0, None)
+            host, disk = map(index, self._connector.count_cached_prefix(_keys(keys), 0, None))
+            if min(host, disk) < 0 or host + disk > len(keys):
+                raise ValueError(f"({host}, {disk}) of {len(keys)} blocks")
         except Exception:
             self._note("count_cached_prefix")
             return 0, 0
@@ -258,13 +281,19 @@ class OuterTiers:
 
     def metrics(self) -> dict[str, int]:
         """The connector's, each with "connector_" before its name, and calls of it that raised."""
-        own = {f"connector_{name}": value for name, value in self._connector.metrics().items()}
+        try:
+            own = {f"connector_{name}": value for name, value in self._connector.metrics().items()}
+        except Exception:
+            self._note("metrics")
+            own = {}
         return {**own, "connector_errors": self._errors}
 
     def _outcome(self, transfer: KVConnectorTransfer) -> str:
         """How a complete transfer ended."""
         try:
-            transfer.result()
+            result: Callable[[], object] = transfer.result
+            if (given := result()) is not None:
+                raise TypeError(f"result gave {shown(given)}; it gives None or raises")
         except KVLoadFailed as error:
             _log.warning("a copy failed: %s", error)
             return "failed"

@@ -86,11 +86,11 @@ class Copying(Keeping):
         on_device = max(on_device, request.processed // self.page_size)
         reusable = (len(request.known) - 1) // self.page_size
         found = 0
-        while on_device + found < reusable and self._is_kept(request, on_device + found):
+        while on_device + found < reusable and self._in_tier(request, on_device + found):
             found += 1
         return found
 
-    def _is_kept(self, request: Request, block: int) -> bool:
+    def _in_tier(self, request: Request, block: int) -> bool:
         assert self.tier is not None
         return request.content(block, self.page_size) in self.tier
 

@@ -12,7 +12,7 @@ from model.serving import Serving
 from model.tier import LateCopy
 
 ENDS = {"now": "finished", "fail": "failed", "raise": "failed", "refuse": "refused"}
-"""How a load ends at once, by how the tier behaves."""
+"""How a copy ends at once, by how the tier behaves."""
 
 
 class Moving(Serving):
@@ -100,7 +100,7 @@ class Moving(Serving):
             if self.tier.offloads == "now":
                 self.model.keep(copy)
             if self.tier.offloads != "late":
-                self.model.end_copy(copy, "finished" if self.tier.offloads == "now" else "failed")
+                self.model.end_copy(copy, ENDS[self.tier.offloads])
         self.model.new_offloads.clear()
 
     def prefetch(self) -> None:
@@ -139,10 +139,12 @@ class Moving(Serving):
             self.model.unclaim(name)
             self.refused(pk.InsufficientBlocksError, lambda: self.kv.prefetch(tokens, **keys))
             return
+        if not load:
+            self.model.unclaim(name)
         waiting = self.begin_loads(loads)
         self.prefetches |= {copy: name for copy in loads.values() if waiting}
         self.kv.prefetch(tokens, **keys)
-        if not waiting:
+        if load and not waiting:
             self.model.release([name])
 
     def poll(self) -> None:

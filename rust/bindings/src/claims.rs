@@ -1,5 +1,6 @@
 //! Claiming and releasing: how tokens move from a context to the ledger and back.
 
+use crate::batch::one_slot_of;
 use crate::context::{Content, LOST, State, TextContext};
 use crate::errors;
 use crate::hashing::{hashing_time, without_gil};
@@ -35,6 +36,14 @@ impl Ledger {
         Ok(slot.0)
     }
 
+    /// Undoes [`Ledger::claim_context`] if nothing has come of it; otherwise releases the request.
+    pub(crate) fn unclaim_context(&self, context: &Bound<'_, TextContext>) -> PyResult<()> {
+        let slot = one_slot_of(context.as_any(), &self.shared)?;
+        let released = self.run(context.py(), |ledger| ledger.unclaim(slot))?;
+        self.unbind(&[slot], released.into_iter().collect());
+        Ok(())
+    }
+
     /// The context stands for the request that was just claimed under `slot`.
     pub(crate) fn bind(&self, context: &Bound<'_, TextContext>, slot: SlotId) {
         *context.get().state.lock() = State::Claimed { shared: Arc::clone(&self.shared), slot };
@@ -42,6 +51,13 @@ impl Ledger {
         let len = contexts.len().max(slot.index() + 1);
         contexts.resize_with(len, || None);
         contexts[slot.index()] = Some(context.clone().unbind());
+    }
+
+    /// The context of the request that is claimed under `slot`.
+    pub(crate) fn context_of(&self, py: Python<'_>, slot: SlotId) -> Option<Py<TextContext>> {
+        let contexts = self.contexts.lock();
+        let context = contexts.get(slot.index())?.as_ref().map(|context| context.clone_ref(py));
+        context.filter(|context| context.get().claimed_slot() == Some(slot))
     }
 
     /// Takes what an unclaimed context holds, and reserves its id.

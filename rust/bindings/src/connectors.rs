@@ -1,9 +1,8 @@
 //! What the ledger and a connector in Python tell each other: wanted blocks, loads, offloads, ends.
 
 use crate::batch::slots_of;
-use crate::context::TextContext;
-use crate::ledger::Ledger;
-use crate::tokens::{counts_from, ids_from, seconds_from};
+use crate::ledger::{Ledger, bounds_from};
+use crate::tokens::{ids_from, seconds_from};
 use cache_manager::{BlockKey, CopyEnd, SlotId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -46,13 +45,6 @@ fn ends(ended: Vec<Ended>) -> Vec<(u64, CopyEnd)> {
     ended.into_iter().map(|Ended(end)| end).collect()
 }
 
-impl Ledger {
-    fn context_of(&self, py: Python<'_>, slot: SlotId) -> Option<Py<TextContext>> {
-        let contexts = self.contexts.lock();
-        contexts.get(slot.index()).and_then(|context| context.as_ref().map(|context| context.clone_ref(py)))
-    }
-}
-
 #[pymethods]
 impl Ledger {
     /// The slots of a batch.
@@ -83,11 +75,11 @@ impl Ledger {
         &self,
         batch: &Bound<'_, PyAny>,
         num_tokens: Option<&Bound<'_, PyAny>>,
-        loads: Vec<u32>,
+        loads: &Bound<'_, PyList>,
     ) -> PyResult<Vec<Load>> {
         let slots = slots_of(batch, &self.shared, false)?;
-        let bounds =
-            num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?.unwrap_or_default();
+        let bounds = bounds_from(num_tokens, &slots)?;
+        let loads: Vec<u32> = loads.extract()?;
         let jobs = self.run(batch.py(), |ledger| ledger.alloc_with_loads(&slots, &bounds, &loads))?;
         let load = |job: cache_manager::LoadJob| {
             (job.slot.0, job.first, job.copy.id.0, job.copy.pages.iter().map(|page| page.0).collect())
@@ -99,6 +91,11 @@ impl Ledger {
     #[staticmethod]
     fn copy_ids(completions: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
         ids_from(completions, "completions")
+    }
+
+    /// Whether a copy is in flight.
+    fn is_copying(&self, py: Python<'_>, copy: u64) -> PyResult<bool> {
+        self.shared.with(py, |ledger| ledger.is_copying(copy))
     }
 
     /// Tells how copies ended: `(copy, "done" | "failed" | "refused")` each. Gives the slots that waited.

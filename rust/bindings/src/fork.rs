@@ -3,23 +3,10 @@
 use crate::batch::one_slot_of;
 use crate::context::{RequestKey, TextContext};
 use crate::ledger::Ledger;
-use cache_manager::{LedgerError, SlotId};
+use cache_manager::LedgerError;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-
-impl Ledger {
-    /// The context of the request claimed under `slot`.
-    fn context_under(&self, py: Python<'_>, slot: SlotId) -> PyResult<Py<TextContext>> {
-        let context = {
-            let contexts = self.contexts.lock();
-            contexts.get(slot.index()).and_then(|context| context.as_ref().map(|known| known.clone_ref(py)))
-        };
-        context
-            .filter(|context| context.get().claimed_slot() == Some(slot))
-            .ok_or_else(|| self.explain(py, &LedgerError::UnknownSlot(slot)))
-    }
-}
 
 #[pymethods]
 impl Ledger {
@@ -31,7 +18,8 @@ impl Ledger {
     ) -> PyResult<Bound<'py, TextContext>> {
         let py = request.py();
         let slot = one_slot_of(request, &self.shared)?;
-        let parent = self.context_under(py, slot)?;
+        let parent =
+            self.context_of(py, slot).ok_or_else(|| self.explain(py, &LedgerError::UnknownSlot(slot)))?;
         let key = RequestKey::of(&request_id)?;
         let shown = request_id.repr()?;
         let child = Bound::new(py, parent.get().sibling(py, request_id.unbind(), key.clone()))?;

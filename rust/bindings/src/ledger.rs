@@ -55,12 +55,7 @@ impl Ledger {
             | LedgerError::RequestTooLarge { slot, .. } => Some(*slot),
             _ => None,
         };
-        let context = slot.and_then(|slot| {
-            let contexts = self.contexts.lock();
-            contexts
-                .get(slot.index())
-                .and_then(|context| context.as_ref().map(|context| context.clone_ref(py)))
-        });
+        let context = slot.and_then(|slot| self.context_of(py, slot));
         let id = context.map(|context| context.get().request_id.clone_ref(py));
         errors::from_ledger(py, error, id.as_ref().map(|id| id.bind(py)))
     }
@@ -84,6 +79,16 @@ impl Ledger {
             self.unbind(&slots, released);
         }
     }
+}
+
+/// The argument `num_tokens` of `alloc`.
+pub(crate) fn bounds_from(given: Option<&Bound<'_, PyAny>>, slots: &[SlotId]) -> PyResult<Vec<u32>> {
+    let Some(given) = given else { return Ok(Vec::new()) };
+    let bounds = counts_from(given, "num_tokens")?;
+    if bounds.is_empty() && !slots.is_empty() {
+        return Err(PyValueError::new_err("num_tokens: empty; give one number, or one a request"));
+    }
+    Ok(bounds)
 }
 
 impl Drop for Ledger {
@@ -181,13 +186,14 @@ impl Ledger {
         self.claim_context(context)
     }
 
+    fn unclaim(&self, context: &Bound<'_, TextContext>) -> PyResult<()> {
+        self.unclaim_context(context)
+    }
+
     fn alloc(&self, batch: &Bound<'_, PyAny>, num_tokens: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
         let slots = slots_of(batch, &self.shared, false)?;
-        let bounds = num_tokens.map(|bounds| counts_from(bounds, "num_tokens")).transpose()?;
-        if bounds.as_ref().is_some_and(Vec::is_empty) && !slots.is_empty() {
-            return Err(PyValueError::new_err("num_tokens: empty; give one number, or one a request"));
-        }
-        self.run(batch.py(), |ledger| ledger.alloc(&slots, &bounds.unwrap_or_default()))?;
+        let bounds = bounds_from(num_tokens, &slots)?;
+        self.run(batch.py(), |ledger| ledger.alloc(&slots, &bounds))?;
         Ok(slots.len())
     }
 
@@ -225,14 +231,6 @@ impl Ledger {
         let slots = slots_of(batch, &self.shared, false)?;
         let released = self.release_slots(py, &slots)?.map_err(|error| self.explain(py, &error))?;
         self.unbind(&slots, released);
-        Ok(())
-    }
-
-    /// Takes back a claim that nothing came of.
-    fn unclaim(&self, request: &Bound<'_, PyAny>) -> PyResult<()> {
-        let slot = one_slot_of(request, &self.shared)?;
-        let released = self.run(request.py(), |ledger| ledger.unclaim(slot))?;
-        self.unbind(&[slot], vec![released]);
         Ok(())
     }
 

@@ -100,6 +100,11 @@ impl Ledger {
         CopyJob { id, pages, after: after.max(last_use) }
     }
 
+    /// Whether a copy is in flight.
+    pub fn is_copying(&self, id: u64) -> bool {
+        self.copies.in_flight.contains_key(&id)
+    }
+
     /// The copies have ended: their pages are no longer pinned, and loads land or are undone. Gives the
     /// requests that waited for a load; each can be planned again.
     ///
@@ -146,8 +151,8 @@ impl Ledger {
     }
 }
 
-/// Counts the blocks above that of `page`, which just became evictable, as used now too. Whatever their
-/// priority is: it may become that of `page` while they wait.
+/// Counts the blocks above that of `page`, which just became evictable, as used now too: whatever their
+/// priorities, which may be equal later.
 pub(crate) fn refresh_ancestors(slab: &mut Slab, tree: &PrefixTree, page: PageId) {
     let mut node = slab.node(page).map(|link| NodeId(link.0));
     while let Some(ParentId::Node(parent)) = node.map(|node| tree.parent(node)) {

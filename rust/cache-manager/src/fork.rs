@@ -73,7 +73,7 @@ impl Sequence {
             position: processed,
             prompt: self.prompt,
             prompt_end: self.prompt_end,
-            cached: self.cached - self.load.as_ref().map_or(0, |load| load.gain(self.position, page_size)),
+            cached: self.cached - self.load.as_ref().map_or(0, |load| load.tokens(self.position, page_size)),
             admitted: self.admitted,
             // The parent's newest forward may write to what the child holds.
             last_step: self.last_step,

@@ -92,22 +92,22 @@ impl Ledger {
         Ok(batch.iter().filter_map(|&slot| self.release_one(slot)).collect())
     }
 
-    /// Takes back a claim that nothing came of, as if it had not been made: its slot was told to nobody. A
-    /// request that was planned, or after which another was claimed, is released.
+    /// Takes back the newest claim, if nothing was planned for it: as if it had not been made. Any other
+    /// request is released.
     ///
     /// # Errors
     /// An unknown slot.
-    pub fn unclaim(&mut self, slot: SlotId) -> Result<Released, LedgerError> {
+    pub fn unclaim(&mut self, slot: SlotId) -> Result<Option<Released>, LedgerError> {
         let sequence = self.sequence(slot)?;
-        let unused =
-            sequence.holds_nothing() && !sequence.admitted && sequence.serial == self.counters.claims;
-        if !unused {
-            return self.release_one(slot).ok_or(LedgerError::UnknownSlot(slot));
+        if sequence.admitted || sequence.serial != self.counters.claims {
+            return Ok(self.release_one(slot));
         }
-        let sequence = self.slots.take_back(slot).ok_or(LedgerError::UnknownSlot(slot))?;
-        self.tree.release_namespace(sequence.namespace);
+        let sequence = self.slots.take_back(slot);
+        if let Some(sequence) = sequence.as_ref().filter(|sequence| sequence.epoch == self.epoch) {
+            self.tree.release_namespace(sequence.namespace);
+        }
         self.counters.claims -= 1;
-        Ok(sequence.released())
+        Ok(sequence.map(|sequence| sequence.released()))
     }
 
     /// Ends every request in `batch` and leaves its pages alone: all that is safe when the books are in
@@ -156,7 +156,10 @@ fn give_back(
     let published = sequence.nodes.len();
     let mut twins = sequence.anchored.iter().rev().peekable();
     for block in (0..sequence.row.len()).rev() {
-        if block < pages && twins.peek().is_none() {
+        if twins.peek().is_none() && block < published {
+            // The rest is released in one go.
+            let pages = sequence.row.get(pages..=block).unwrap_or_default();
+            slab.release_all(pages.iter().rev().copied(), sequence.last_step);
             break;
         }
         if block >= pages {

@@ -2,9 +2,9 @@
 //!
 //! The caller asks what a request could use ([`Ledger::wanted`]), asks the tiers what they have, and gives
 //! `alloc` a number of blocks to load. The request then waits: it holds the pages that the load fills and
-//! those of the rest of its tokens, so that two requests that wait cannot starve each other, and a load that
-//! is over at once leaves room for the forward. When the load has landed its blocks are published; when it
-//! failed, nothing of it is left.
+//! those of the rest of its tokens and drafts, so that two requests that wait cannot starve each other, and
+//! the forward that comes after the load fits however it ends. When the load has landed its blocks are
+//! published; when it failed, nothing of it is left.
 
 use crate::blocks::Prefix;
 use crate::copies::{CopyEnd, CopyId, CopyJob};
@@ -14,6 +14,7 @@ use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_hash::{Chain, Guards, Identity};
 use block_pool::{PageId, Slab};
+use radix_tree::Hits;
 
 /// A load in flight, of blocks `first .. first + pages.len()`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -27,8 +28,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Tokens that a request at `position` needs not compute once the load has landed.
-    pub(crate) fn gain(&self, position: u32, page_size: u32) -> u32 {
+    /// Tokens that it brings to a request that stands at `position`.
+    pub(crate) fn tokens(&self, position: u32, page_size: u32) -> u32 {
         (self.first + self.pages.len() as u32) * page_size - position
     }
 }
@@ -106,10 +107,10 @@ impl Ledger {
             extras: &sequence.extras,
             page_size: page_size as usize,
         };
-        let mut on_device = published;
+        let mut hits = Hits::default();
         let parent = parent_after(sequence, &sequence.nodes);
-        prefix.walk(&self.tree, parent, published, limit, &mut self.reader, |_, _| on_device += 1);
-        let on_device = on_device.max((sequence.position / page_size) as usize);
+        prefix.walk(&self.tree, parent, published, limit, &mut self.reader, &mut hits);
+        let on_device = (published + hits.len()).max((sequence.position / page_size) as usize);
         let Some(guards) = &sequence.guards else { return Ok(None) };
         let keys = (0..limit).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect();
         Ok(Some(Wanted { keys, on_device }))
@@ -125,7 +126,7 @@ impl Ledger {
         let page_size = self.config.page_size;
         let sequence = self.slots.get_mut(slot)?;
         let load = Load { copy: copy.id, first, pages, rest };
-        sequence.cached += load.gain(sequence.position, page_size);
+        sequence.cached += load.tokens(sequence.position, page_size);
         sequence.load = Some(load);
         Some(LoadJob { slot, first: first as usize, copy })
     }
@@ -152,7 +153,7 @@ impl Ledger {
         sequence.row.truncate(load.first as usize);
         sequence.row.extend(load.pages.iter().chain(&kept).chain(&load.rest));
         self.counters.loaded_blocks += load.pages.len() as u64;
-        self.counters.loaded_tokens += u64::from(end as u32 * page_size - sequence.position);
+        self.counters.loaded_tokens += u64::from(load.tokens(sequence.position, page_size));
         sequence.processed = end as u32 * page_size;
         sequence.position = sequence.processed;
         self.publish_computed(slot); // the tiers have these blocks: no offload
@@ -169,7 +170,7 @@ pub(crate) fn drop_load(sequence: &mut Sequence, page_size: u32, slab: &mut Slab
 }
 
 fn undo(sequence: &mut Sequence, load: &Load, page_size: u32, slab: &mut Slab) {
-    sequence.cached -= load.gain(sequence.position, page_size);
+    sequence.cached -= load.tokens(sequence.position, page_size);
     for &page in load.rest.iter().rev().chain(load.pages.iter().rev()) {
         slab.release(page, sequence.last_step);
     }

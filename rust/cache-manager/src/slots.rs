@@ -81,12 +81,12 @@ impl Slots {
         Some(sequence)
     }
 
-    /// Undoes the newest [`Slots::insert`], whose slot nobody was told.
+    /// Undoes the newest [`Slots::insert`], whose id nobody else knows.
     pub(crate) fn take_back(&mut self, id: SlotId) -> Option<Box<Sequence>> {
         let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation())?;
         let sequence = slot.sequence.take()?;
-        if slot.generation == 0 && id.index() + 1 == self.slots.len() {
-            self.slots.pop(); // it was made for this
+        if id.index() + 1 == self.slots.len() && id.generation() == 0 {
+            self.slots.pop();
         } else {
             self.free.push_front(id.index() as u32);
         }
