@@ -275,7 +275,7 @@ class PagedKVCacheManager:
             self._core.alloc_dummy(ctx)
         except BaseException:
             if claimed_here:
-                self._core.release(ctx)
+                self._core.unclaim(ctx)
             raise
         return _COMPLETED
 

@@ -33,9 +33,7 @@ class Copying(Keeping):
         """[source, destination] of each copy that goes before the next forward."""
         self.new_offloads: list[int] = []
 
-    def start_copy(
-        self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None
-    ) -> int:
+    def start_copy(self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None) -> int:
         copy = self.counts["copies_started"]
         self.counts["copies_started"] += 1
         self.copies[copy] = Copy(list(pages), list(blocks), loads)
@@ -80,18 +78,19 @@ class Copying(Keeping):
     # Loads
 
     def loadable(self, name: object) -> int:
-        """Blocks behind those on the device that the tier has without a gap, if the request may ask."""
+        """Blocks that the tier has without a gap behind those on the device, if the request may ask."""
         request = self.requests[name]
         if self.tier is None or not self.reads(request) or request.load_failed or request.live:
             return 0
         on_device = request.offered + len(self.match(request.namespace, request.known, request.offered))
+        on_device = max(on_device, request.processed // self.page_size)
         reusable = (len(request.known) - 1) // self.page_size
         found = 0
-        while on_device + found < reusable and self._is_kept(request, on_device + found):
+        while on_device + found < reusable and self._in_tier(request, on_device + found):
             found += 1
         return found
 
-    def _is_kept(self, request: Request, block: int) -> bool:
+    def _in_tier(self, request: Request, block: int) -> bool:
         assert self.tier is not None
         return request.content(block, self.page_size) in self.tier
 

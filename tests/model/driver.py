@@ -10,12 +10,37 @@ from model.tending import Tending
 from model.watching import Watching
 
 COUNTED = (
-    "claims forks releases preemptions failed_allocs admissions prompt_tokens context_blocks reused_blocks "
-    "reused_tokens late_reused_tokens pages_allocated pages_allocated_new page_copies evictions "
-    "published_blocks adopted_blocks private_blocks collisions truncated_blocks copies_started "
-    "copies_finished copies_failed copies_refused loaded_blocks loaded_tokens resets reset_blocks "
-    "dropped_results"
-).split()
+    "claims",
+    "forks",
+    "releases",
+    "preemptions",
+    "failed_allocs",
+    "admissions",
+    "prompt_tokens",
+    "context_blocks",
+    "reused_blocks",
+    "reused_tokens",
+    "late_reused_tokens",
+    "pages_allocated",
+    "pages_allocated_new",
+    "page_copies",
+    "evictions",
+    "published_blocks",
+    "adopted_blocks",
+    "private_blocks",
+    "collisions",
+    "truncated_blocks",
+    "copies_started",
+    "copies_finished",
+    "copies_failed",
+    "copies_refused",
+    "loaded_blocks",
+    "loaded_tokens",
+    "resets",
+    "reset_blocks",
+    "dropped_results",
+)
+"""Metrics that the model has under the same names."""
 
 
 class Session(Moving, Tending, Watching):

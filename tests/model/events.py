@@ -41,7 +41,7 @@ class Told:
         self.new: list[Event] = []
         """Those that nobody has taken yet."""
         self.joins = False
-        """Whether a block that goes joins the newest event: it was of the same call, and of blocks that went."""
+        """Whether a block that goes joins the newest event: both are of one call."""
 
     def begin_call(self) -> None:
         self.joins = False

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from model.events import Told
 from model.pool import Content, Limit, Pool
@@ -80,7 +81,10 @@ class Keeping:
         return new
 
     def is_remembered(self, content: Content) -> bool:
-        """Whether the block is stored, or was, and one below it is, or a request has it beside a stored twin."""
+        """Whether the block is stored, or was and is not forgotten.
+
+        It is not while a block below it is stored, or a request has a page of its own for it.
+        """
         namespace, tokens = content
         return any(
             other == namespace and below[: len(tokens)] == tokens for other, below in self._remembered()
@@ -115,12 +119,19 @@ class Keeping:
             self.told.updated(self.pool.stored[page], before, self.pool.default)
 
     def resume_soon(self, names: Sequence[object], priority: int, seconds: float | None) -> None:
-        """Their stored blocks are kept at this priority at least."""
+        """Their stored blocks are kept at this priority, but for those that are kept better already."""
         limit = None if seconds is None else Limit(seconds, after_release=True)
         for request in self._current(names):
             for page in self.blocks_of(request):
-                if page is not None and self.pool.priority[page] <= priority:
+                if page is not None and not self._kept_better(page, priority, seconds):
                     self.retain(page, Kept(priority, limit))
+
+    def _kept_better(self, page: int, priority: int, seconds: float | None) -> bool:
+        """Whether its priority is higher already, or the same for at least as long from now."""
+        limit, now = self.pool.limits.get(page), self.pool.now
+        end = inf if limit is None else limit.seconds + (now if limit.after_release else 0)
+        wanted = inf if seconds is None else now + seconds
+        return (self.pool.priority[page], end) >= (priority, wanted)
 
     def session_done(self, names: Sequence[object]) -> None:
         """Blocks that no other session shares go first, from the last one up to the first that one does."""
@@ -134,8 +145,7 @@ class Keeping:
                     for space, other in self._remembered()
                     if space == namespace and len(other) > end and other[:end] == tokens
                 }
-                own = 0 if block in request.private else 1
-                if page is None or children - {below} or self.pool.references[page] != own:
+                if children - {below} or page != request.row[block] or self.pool.references[page] > 1:
                     break
                 self.retain(page, Kept(0))
                 below = tokens

@@ -53,6 +53,11 @@ class Ledger(Copying):
         self.requests[name] = request
         self.counts["claims"] += 1
 
+    def unclaim(self, name: object) -> None:
+        """As if it had not been claimed."""
+        del self.requests[name]
+        self.counts["claims"] -= 1
+
     def fork(self, name: object, child: object) -> None:
         """The child holds every page of its parent that has computed tokens."""
         self.requests[child] = self.requests[name].fork(child, self.page_size)
@@ -143,8 +148,7 @@ class Ledger(Copying):
         if (offered + len(hits)) * self.page_size <= position:
             hits = []
         start = (offered + len(hits)) * self.page_size if hits else position
-        if (first_load + load) * self.page_size <= start:
-            load = 0
+        first_load = max(first_load, start // self.page_size)
         placeholder = start == len(request.tokens)
         rest = len(request.tokens) + placeholder - start
         active = min(rest, bound or rest, self.chunk or rest)
@@ -155,7 +159,8 @@ class Ledger(Copying):
         held = max(len(request.row), offered + len(hits))
         fresh = max(0, self._blocks(end) - held)
         if load:
-            fresh = load + max(0, self._blocks(request.context) - max(held, first_load + load))
+            whole = self._blocks(len(request.tokens) + 2 * request.drafts)
+            fresh = load + max(0, whole - max(held, first_load + load))
         return Plan(request, hits, start, active, drafts, placeholder, missed, load, first_load, fresh)
 
     def _splice(self, plan: Plan) -> None:

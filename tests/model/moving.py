@@ -1,17 +1,18 @@
 """Copies of a random session: a mover that reads, and a tier that loads and keeps blocks."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import pagekeeper as pk
-from model.ledger import NoRoom
+from model.requests import NoRoom
 from model.serving import Serving
 from model.tier import LateCopy
 
 ENDS = {"now": "finished", "fail": "failed", "raise": "failed", "refuse": "refused"}
-"""How a load ends at once, by how the tier behaves."""
+"""How a copy ends at once, by how the tier behaves."""
 
 
 class Moving(Serving):
@@ -62,16 +63,19 @@ class Moving(Serving):
             self.tier.offloads = self.random.choice(["now", "now", "late", "late", "fail", "refuse", "raise"])
             self.note(f"tier: loads {self.tier.loads}, offloads {self.tier.offloads}")
 
-    def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object]:
+    def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object] | NoRoom:
         loads = [self.loadable(name) for name in names]
-        waiting = self.begin_loads(self.model.alloc(names, bounds, loads))
+        try:
+            waiting = self.begin_loads(self.model.alloc(names, bounds, loads))
+        except NoRoom as refusal:
+            return refusal
         ended = [
             (name, bound)
             for name, bound, load in zip(names, bounds, loads, strict=True)
             if load and name not in waiting and not self.model.requests[name].live
         ]
         if ended:
-            self.model.alloc(*zip(*ended, strict=True))
+            self.model.alloc(*zip(*ended, strict=True))  # there is room: the load held it
         return waiting
 
     def loadable(self, name: object) -> int:
@@ -96,7 +100,7 @@ class Moving(Serving):
             if self.tier.offloads == "now":
                 self.model.keep(copy)
             if self.tier.offloads != "late":
-                self.model.end_copy(copy, "finished" if self.tier.offloads == "now" else "failed")
+                self.model.end_copy(copy, ENDS[self.tier.offloads])
         self.model.new_offloads.clear()
 
     def prefetch(self) -> None:
@@ -116,7 +120,7 @@ class Moving(Serving):
             try:
                 self.begin_loads(self.model.alloc([name], None, [load]))
             except NoRoom:
-                self.refused(pk.InsufficientBlocksError, lambda one=one: self.kv.prefetch(one.ctx))
+                self.refused(pk.InsufficientBlocksError, partial(self.kv.prefetch, one.ctx))
                 continue
             self.kv.prefetch(one.ctx)
 
@@ -129,16 +133,18 @@ class Moving(Serving):
         name = object()
         self.model.claim(name, [*tokens, tokens[-1]], namespace)
         load = self.loadable(name)
-        waiting = set[object]()
         try:
             loads = self.model.alloc([name], None, [load]) if load else {}
-            waiting = self.begin_loads(loads)
-            self.prefetches |= {copy: name for copy in loads.values() if waiting}
         except NoRoom:
+            self.model.unclaim(name)
             self.refused(pk.InsufficientBlocksError, lambda: self.kv.prefetch(tokens, **keys))
-        else:
-            self.kv.prefetch(tokens, **keys)
-        if not waiting:
+            return
+        if not load:
+            self.model.unclaim(name)
+        waiting = self.begin_loads(loads)
+        self.prefetches |= {copy: name for copy in loads.values() if waiting}
+        self.kv.prefetch(tokens, **keys)
+        if load and not waiting:
             self.model.release([name])
 
     def poll(self) -> None:

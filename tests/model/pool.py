@@ -184,7 +184,7 @@ class Pool:
     # Time
 
     def retain(self, page: int, priority: int, limit: Limit | None) -> None:
-        """Gives a stored page another priority. A wait that it is in goes on; its duration counts from now."""
+        """Gives a stored page another priority. If it waits it keeps its turn; a duration counts from now."""
         self.priority[page] = priority
         self.limits.pop(page, None)
         if limit is not None:

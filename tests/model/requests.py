@@ -44,7 +44,11 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Retention:
-    """What a request says of its blocks: (first token, one past the last, what holds) and of generated ones."""
+    """What a request says of its blocks.
+
+    `ranges` are (first token, one past the last, what holds for blocks that begin there); `decode` is for
+    generated blocks.
+    """
 
     ranges: tuple[tuple[int, int, Kept], ...]
     decode: Kept
@@ -119,7 +123,9 @@ class Request:
 
     def kept(self, block: int, page_size: int) -> Kept | None:
         """What the request says of one of its blocks, if it says anything."""
-        return self.retention and self.retention.of(block * page_size, self.prompt)
+        if self.retention is None:
+            return None
+        return self.retention.of(block * page_size, self.prompt)
 
     def fork(self, name: object, page_size: int) -> "Request":
         """A request with what this one has computed and knows; steps out and loads stay the parent's."""

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 
 import pagekeeper as pk
-from model.ledger import NeverRoom, NoRoom
 from model.live import Live
 from model.memory import prefix_values
 from model.pool import Limit
-from model.requests import Kept, Retention
+from model.requests import Kept, NeverRoom, NoRoom, Retention
 from model.stage import MAX_BATCH, NAMESPACES, Stage
 from model.tables import expected_tables
 
@@ -43,7 +42,7 @@ class Serving(Stage):
             no_read=no_read,
             no_store=no_store,
             num_draft_tokens=drafts,
-            retention=kept and config_of(kept),
+            retention=None if kept is None else config_of(kept),
             **NAMESPACES[namespace],
         )
         live = Live(ctx, namespace, image, tokens)
@@ -96,13 +95,12 @@ class Serving(Stage):
             if len(batch) == 1 or self.random.random() < 0.3:
                 given, bounds = bounds[0], bounds[:1] * len(batch)
         self.note(f"alloc {self.places(batch)} num_tokens={given}")
-        try:
-            waiting = self.plan(names, bounds)
-        except NoRoom as refusal:
-            error = pk.RequestTooLargeError if isinstance(refusal, NeverRoom) else pk.InsufficientBlocksError
+        waiting = self.plan(names, bounds)
+        if isinstance(waiting, NoRoom):
+            error = pk.RequestTooLargeError if isinstance(waiting, NeverRoom) else pk.InsufficientBlocksError
             caught = self.refused(error, lambda: self.kv.alloc(self.form(batch), num_tokens=given))
-            assert (type(caught), caught.request_id) == (error, refusal.name)
-            self.make_room(refusal)
+            assert (type(caught), caught.request_id) == (error, waiting.name)
+            self.make_room(waiting)
             return
         self.kv.alloc(self.form(batch), num_tokens=given)
         copies = self.kv.take_page_copies().tolist()
@@ -112,10 +110,9 @@ class Serving(Stage):
         if planned := [one for one in batch if one.ctx.request_id not in waiting]:
             self.forward(planned)
 
-    def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object]:
-        """What the model makes of an `alloc`; gives the requests that wait for a load."""
-        self.model.alloc(names, bounds)
-        return set()
+    def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object] | NoRoom:
+        """What the model makes of an `alloc`: the requests that wait for a load, or why it is refused."""
+        raise NotImplementedError
 
     def make_room(self, refusal: NoRoom) -> None:
         """What an engine does after a refusal: it rejects, or ends or preempts others, or waits a step."""

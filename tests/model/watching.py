@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, cast
 
 import pagekeeper as pk
-from pagekeeper import events
 from model.events import Cleared, Event, Removed, Stored, Updated
 from model.pool import Content
 from model.stage import NAMESPACES, Stage
+from pagekeeper import events
 
 
 class Watching(Stage):
@@ -116,11 +117,11 @@ class Watching(Stage):
             keys = dict(NAMESPACES[namespace])  # type: ignore[call-overload]
             if "cache_salt" in keys:
                 keys["salt"] = keys.pop("cache_salt")
-            tokens = [plain(atom) for atom in atoms]
-            items = []
-            for place, atom in enumerate(atoms):
+            tokens: list[Any] = [plain(atom) for atom in atoms]
+            items: list[tuple[bytes, int, int]] = []
+            for place, atom in enumerate(cast(tuple[object, ...], atoms)):
                 if isinstance(atom, tuple):
-                    _, kind, offset, length = atom
+                    _, kind, offset, length = cast(tuple[int, int, int, int], atom)
                     items = [(bytes([kind]) * 32, place - offset, length)]
                     tokens += [0] * (place - offset + length - len(tokens))
                     break

@@ -258,20 +258,17 @@ impl Ledger {
         } else {
             (hit_end as u32 * page_size, published..hit_end.min(sequence.row.len()).max(published))
         };
-        let first_load = on_device as u32;
+        // What the request has computed and not stored is not loaded either.
+        let first_load = (on_device as u32).max(start / page_size);
         if load > 0 {
             check_load(sequence, slot, first_load, load, page_size, reads)?;
         }
-        // A load that ends at or before the position saves nothing.
-        let load = if (first_load + load) * page_size > start { load } else { 0 };
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
-        // What waits for a load computes what is behind it.
-        let from = if load > 0 { (first_load + load) * page_size } else { start };
-        let end = len.min(from.saturating_add(most));
+        let end = len.min(start.saturating_add(most));
         let reserved = end + sequence.draft_room(sequence.steps_out.iter());
         let covered = match self.config.reserve {
-            Reserve::Chunk if load == 0 => reserved,
-            Reserve::Chunk | Reserve::Prompt => reserved.max(sequence.prompt_end),
+            Reserve::Prompt => reserved.max(sequence.prompt_end),
+            Reserve::Chunk => reserved,
         };
         let limit = self.config.max_pages_per_request(sequence.drafts);
         let most = len + sequence.draft_room([].iter());
@@ -283,7 +280,7 @@ impl Ledger {
         let new_pages = if sequence.dummy {
             0
         } else if load > 0 {
-            load + covered.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+            load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
         } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
             0 // as in most decode steps
         } else {

@@ -2,8 +2,9 @@
 //!
 //! The caller asks what a request could use ([`Ledger::wanted`]), asks the tiers what they have, and gives
 //! `alloc` a number of blocks to load. The request then waits: it holds the pages that the load fills and
-//! those of the rest of its prompt, so that two requests that wait cannot starve each other, and those of the
-//! forward that comes after the load, so that this one fits however the load ends. When the load has landed its blocks are published; when it failed, nothing of it is left.
+//! those of the rest of its tokens and drafts, so that two requests that wait cannot starve each other, and
+//! the forward that comes after the load fits however it ends. When the load has landed its blocks are
+//! published; when it failed, nothing of it is left.
 
 use crate::blocks::Prefix;
 use crate::copies::{CopyEnd, CopyId, CopyJob};
@@ -22,7 +23,7 @@ pub(crate) struct Load {
     pub(crate) first: u32,
     /// The page that each block is loaded into.
     pub(crate) pages: Vec<PageId>,
-    /// Pages for the rest of the prompt, and for the forward after the load.
+    /// Pages for the rest of the request's tokens and drafts.
     pub(crate) rest: Vec<PageId>,
 }
 
@@ -53,7 +54,7 @@ impl BlockKey {
 pub struct Wanted {
     /// All blocks that may be reused, from the first on.
     pub keys: Vec<BlockKey>,
-    /// How many of them `alloc` would find on the device.
+    /// How many of them the request has, or `alloc` would find on the device.
     pub on_device: usize,
 }
 
@@ -109,7 +110,7 @@ impl Ledger {
         let mut hits = Hits::default();
         let parent = parent_after(sequence, &sequence.nodes);
         prefix.walk(&self.tree, parent, published, limit, &mut self.reader, &mut hits);
-        let on_device = published + hits.len();
+        let on_device = (published + hits.len()).max((sequence.position / page_size) as usize);
         let Some(guards) = &sequence.guards else { return Ok(None) };
         let keys = (0..limit).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect();
         Ok(Some(Wanted { keys, on_device }))

@@ -177,7 +177,9 @@ impl Ledger {
     /// Blocks of the request count as reused; then what they follow does too, so that a policy which
     /// protects reused blocks never drops one before a block below it.
     pub(crate) fn mark_reused(&mut self, slot: SlotId, blocks: Range<usize>) {
-        let Some(sequence) = self.slots.get(slot) else { return };
+        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.epoch == self.epoch) else {
+            return;
+        };
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
         for (block, &node) in nodes.iter().enumerate().rev() {
             // A block that was evicted leaves a gap; those above it count all the same.
