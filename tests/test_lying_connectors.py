@@ -1,15 +1,15 @@
 """Connectors that lie, raise and interrupt: the scheduler goes on, and no page is lost or served wrongly."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.engine import claimed, compute, free, hit, manager, request, row, store
+from model.engine import claimed, compute, free, manager, store
 from model.memory import PageMemory
-from model.tier import LateCopy, Tier
+from model.tier import Tier
 from pagekeeper.transfers import CompletedTransfer
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and a token

@@ -165,7 +165,10 @@ impl Ledger {
     /// Blocks of the request count as reused; then what they follow does too, so that a policy which
     /// protects reused blocks never drops one before a block below it.
     pub(crate) fn mark_reused(&mut self, slot: SlotId, blocks: Range<usize>) {
-        let Some(sequence) = self.slots.get(slot) else { return };
+        // Nodes of an older epoch are gone: a load may land after a reset.
+        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.epoch == self.epoch) else {
+            return;
+        };
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
         for (block, &node) in nodes.iter().enumerate().rev() {
             let fresh = self.tree.page(node).is_some_and(|page| self.slab.mark_reused(page));
