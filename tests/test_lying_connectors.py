@@ -275,6 +275,16 @@ def test_a_refused_prefetch_changes_nothing() -> None:
     assert kv.fingerprint() == before
 
 
+def test_a_prefetch_of_a_request_that_waits_does_not_say_that_its_pages_may_be_read() -> None:
+    kv, _ = stored_in_the_tier()
+    ctx = claimed(kv, PROMPT)
+    kv.prefetch(ctx)
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match="waits for a load"):
+        kv.prefetch(ctx)
+    assert kv.fingerprint() == before
+
+
 @pytest.mark.parametrize("loads", ["now", "fail", "refuse"])
 def test_a_batch_with_a_load_fits_or_is_refused_as_a_whole(loads: str) -> None:
     """The request has more tokens than its prompt: all of them are planned for when its load is."""
