@@ -192,7 +192,7 @@ impl Ledger {
                 }
                 // Published by a request that shares the page with this one.
                 Some(page) if page == own => {
-                    retain(&mut self.slab, &self.tree, &mut self.events, page, retention)
+                    retain(&mut self.slab, &self.tree, &mut self.events, page, retention);
                 }
                 Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
                     retain(&mut self.slab, &self.tree, &mut self.events, twin, retention);

@@ -109,7 +109,9 @@ impl Ledger {
     /// A slot that is unknown or twice in the batch. Nothing is changed then.
     pub fn hint_sessions(&mut self, batch: &[SlotId], hint: SessionHint) -> Result<(), LedgerError> {
         self.check_batch(batch)?;
-        batch.iter().for_each(|&slot| self.hint_session(slot, hint));
+        for &slot in batch {
+            self.hint_session(slot, hint);
+        }
         Ok(())
     }
 

@@ -110,7 +110,7 @@ fn a_pin_that_no_copy_holds_is_found() {
 #[test]
 fn a_copy_of_a_page_that_is_not_pinned_is_found() {
     let found = after(|ledger| {
-        assert_eq!(ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], load: None }), None)
+        assert_eq!(ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], load: None }), None);
     });
     assert_eq!(found, page(2, "counts 0 pins, copies hold 1"));
 }
