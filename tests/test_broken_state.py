@@ -12,6 +12,8 @@ import pytest
 
 import pagekeeper as pk
 from model.engine import claimed, hit, manager, prefilled, request, store
+from model.memory import PageMemory
+from model.tier import Tier
 from pagekeeper._native import Ledger
 
 pytestmark = pytest.mark.skipif(
@@ -26,46 +28,62 @@ DISORDERS = ["half reset", "half release"]
 
 @dataclass
 class Bench:
-    """A manager with cached blocks, a running request, an idle one and a stranger."""
+    """A manager with cached blocks, a running request that is pinned, an idle one and a stranger."""
 
     kv: Any
     running: pk.TextContext
     idle: pk.TextContext
     stranger: pk.TextContext
+    pin: int
 
 
-def bench() -> Bench:
-    kv = manager(pages=16)
+def bench(**options: Any) -> Bench:
+    kv = manager(pages=16, event_buffer_max_size=8, **options)
     store(kv, STORED)
     assert hit(kv, STORED) == 12
-    return Bench(kv, prefilled(kv, RUNNING), claimed(kv, [1, 2, 3]), request([1]))
+    running = prefilled(kv, RUNNING)
+    return Bench(kv, running, claimed(kv, [1, 2, 3]), request([1]), kv.pin(running))
+
+
+def break_it(kv: Any, disorder: str) -> None:
+    with pytest.raises(pk.LedgerCorruptError, match=r"forced: \w+\. The ledger's books are in disorder"):
+        kv._core.force_panic(disorder)
 
 
 @pytest.fixture(params=DISORDERS)
 def broken(request: pytest.FixtureRequest) -> Bench:
     b = bench()
-    with pytest.raises(pk.LedgerCorruptError, match=r"forced: \w+\. The ledger's books are in disorder"):
-        b.kv._core.force_panic(request.param)
+    break_it(b.kv, request.param)
     return b
 
 
 REFUSED: dict[str, Callable[[Bench], object]] = {
     "claim": lambda b: b.kv.claim(b.stranger),
+    "fork": lambda b: b.kv.fork(b.running),
     "alloc": lambda b: b.kv.alloc(b.idle),
     "alloc_dummy": lambda b: b.kv.alloc_dummy(b.idle),
     "runtime_inputs": lambda b: b.kv.runtime_inputs([[b.running]]),
+    "take_page_copies": lambda b: b.kv.take_page_copies(),
     "step": lambda b: b.kv.step(b.running),
     "truncate": lambda b: b.kv.truncate(b.running, 4),
     "preempt": lambda b: b.kv.preempt(b.running),
     "contains": lambda b: b.kv.contains(b.running),
     "begin_step": lambda b: b.kv.begin_step(),
     "poll_transfers": lambda b: b.kv.poll_transfers([]),
+    "prefetch": lambda b: b.kv.prefetch(STORED),
     "block_count": lambda b: b.kv.block_count(),
     "analyze_prefix_reuse": lambda b: b.kv.analyze_prefix_reuse(STORED),
     "probe_prefix_match_length": lambda b: b.kv.probe_prefix_match_length(STORED),
     "commit_and_get_block_hashes": lambda b: b.kv.commit_and_get_block_hashes(b.running),
     "reset_prefix_cache": lambda b: b.kv.reset_prefix_cache(),
+    "pin": lambda b: b.kv.pin(b.running),
+    "unpin": lambda b: b.kv.unpin(b.pin),
+    "session_hint": lambda b: b.kv.session_hint(b.running, "done"),
+    "truncate_prefix": lambda b: b.kv.truncate_prefix([]),
     "metrics": lambda b: b.kv.metrics(),
+    "histograms": lambda b: b.kv.histograms(),
+    "get_latest_events": lambda b: b.kv.get_latest_events(),
+    "event_snapshot": lambda b: b.kv.event_snapshot(),
     "get_cache_indices": lambda b: b.kv.get_cache_indices(b.running),
     "get_batch_cache_indices": lambda b: b.kv.get_batch_cache_indices([b.running]),
     "slot_mapping": lambda b: b.kv.slot_mapping(b.running, [0]),
@@ -76,7 +94,10 @@ REFUSED: dict[str, Callable[[Bench], object]] = {
 }
 
 # What P8 lets answer in any state, and what asks for no more than settings and memory.
-ANSWERED = {"verify", "release", "shutdown", "debug_dump", "hash_seed", "get_buffers", "pages_view"}
+ANSWERED = {"verify", "release", "shutdown", "debug_dump", "hash_seed", "get_buffers", "pages_view"} | {
+    "host_byte_count",
+    "disk_byte_count",
+}
 
 
 def test_every_public_call_of_the_manager_is_refused_or_answers_in_any_state() -> None:
@@ -95,6 +116,25 @@ def test_a_request_with_the_prompt_of_cached_blocks_hits_nothing_any_more(broken
     with pytest.raises(pk.LedgerCorruptError):
         broken.kv.claim(twin)
     assert (twin.slot, twin.cached_prefix_length) == (None, 0)
+
+
+@pytest.mark.parametrize("disorder", DISORDERS)
+def test_a_broken_manager_asks_its_connector_for_nothing(disorder: str) -> None:
+    tier = Tier(PageMemory(16, 4), loads="now")
+    b = bench(connector=tier)
+    break_it(b.kv, disorder)
+    asked = [len(tier.hints), len(tier.copies), len(tier.touched), len(tier.kept)]
+    assert len(tier.kept) == 5
+    for call in (b.kv.alloc, b.kv.prefetch):
+        with pytest.raises(pk.LedgerCorruptError):
+            call(b.idle)
+    for call in (b.kv.prefetch, b.kv.analyze_prefix_reuse):
+        with pytest.raises(pk.LedgerCorruptError):
+            call(STORED)
+    with pytest.raises(pk.LedgerCorruptError):
+        b.kv.reset_prefix_cache()
+    assert asked == [len(tier.hints), len(tier.copies), len(tier.touched), len(tier.kept)]
+    assert b.kv.host_byte_count() == tier.host_byte_count()
 
 
 def test_verify_of_a_broken_manager_says_each_time_what_is_wrong(broken: Bench) -> None:

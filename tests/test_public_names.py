@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -30,6 +31,51 @@ def test_the_list_of_names_the_lazy_imports_and_those_for_type_checkers_are_the_
     assert pk.__all__ == sorted(pk.__all__)
     assert {name: f"pagekeeper.{home}" for name, home in pk._HOMES.items()} == imports
     assert set(pk.__all__) == set(pk._HOMES)
+
+
+LATER = {
+    # configuration and planning
+    *("KVCacheConfig", "KVConnectorConfig", "KVConnectorType", "KVCacheGroupId", "ModelConfig"),
+    *("MLAKVCacheParams", "MultiKVCacheParams", "cache_dtype_for_encoding", "ModelConfigWithKVCache"),
+    *("MemoryPlanner", "PagedMemoryPlanner", "load_kv_manager", "KVCacheBuffer", "KVCacheMemory"),
+    *("CacheTooSmallError",),
+    # transfer between replicas
+    *("KVTransferEngine", "KVTransferEngineMetadata", "TransferReqData", "available_port"),
+    # arguments and properties of a request, for the scheduler
+    *("beam_width", "encoder_length", "tenant", "estimated_reusable_tokens"),
+}
+"""What the contract promises and nothing does yet."""
+
+
+@pytest.fixture
+def contract(shared_dir: Path) -> str:
+    """The document that promises names; it stands beside the repository for its developers."""
+    return (shared_dir / "spec" / "05-public-api.md").read_text()
+
+
+def test_each_name_of_the_contract_is_exported_or_comes_later(contract: str) -> None:
+    names = set(
+        re.findall(r"\w+", re.sub("#.*", "", contract.split("from pagekeeper import (")[1].split(")\n")[0]))
+    )
+    assert names - LATER == names & set(pk.__all__)
+    assert LATER & set(pk.__all__) == set()
+
+
+@pytest.mark.parametrize("name", ["TextContext", "PagedKVCacheManager", "hash_blocks"])
+def test_each_argument_of_the_contract_is_there_or_comes_later(contract: str, name: str) -> None:
+    call = re.search(rf"\b{name}\(([^#]*?)\)(?: ->.*)?$", contract.split("```python")[2], re.MULTILINE)
+    assert call is not None
+    promised = re.findall(r"(?:^|, |\s)([a-z]\w+)(?==|, )", call[1])
+    assert len(promised) > 8
+    assert set(promised) - LATER - set(inspect.signature(getattr(pk, name)).parameters) == set()
+
+
+def test_each_call_and_property_of_the_contract_is_there_or_comes_later(contract: str) -> None:
+    example = contract.split("```python")[2]
+    manager, context = set(re.findall(r"\bkv\.(\w+)", example)), set(re.findall(r"\bctx\.(\w+)", example))
+    assert len(manager) > 8
+    assert {name for name in manager if not hasattr(pk.PagedKVCacheManager, name)} == set()
+    assert {name for name in context if not hasattr(pk.TextContext, name)} == context & LATER
 
 
 @pytest.mark.parametrize("name", pk.__all__)

@@ -35,7 +35,8 @@ class KVConnector(Protocol):
     `count_cached_prefix` may be called from any thread. Whatever `lookup`, `load`, `offload`, `touch`,
     `count_cached_prefix` or `metrics` raise but `KVLoadRefused` is logged and counts as a miss or as a failed
     copy: it never breaks the scheduler. The other calls have nothing to fall back on: what they raise reaches
-    the manager's caller, whose call has changed nothing but for `shutdown`.
+    the caller, whose call has changed nothing but for `shutdown`. docs/connectors.md
+    tells the whole story.
 
     `block_ids` are pages of the device pool, `block_hashes` the blocks that they hold, in the same order.
     `hint` is the request's `dkv_cache_hint`.

@@ -134,7 +134,7 @@ class DummyKVCache(PagedKVCacheManager):
 
     def prefetch(
         self,
-        tokens: Request | ArrayLike,
+        tokens: TextContext | ArrayLike,
         *,
         salt: str | None = None,
         lora_id: str | int | None = None,

@@ -464,7 +464,7 @@ class PagedKVCacheManager:
 
     def prefetch(
         self,
-        tokens: Request | ArrayLike,
+        tokens: TextContext | ArrayLike,
         *,
         salt: str | None = None,
         lora_id: str | int | None = None,
@@ -501,10 +501,24 @@ class PagedKVCacheManager:
         """
         self._check_replica(replica_idx)
         if isinstance(tokens, TextContext):
-            return _COMPLETED if self._tiers is None else self._tiers.alloc(tokens, None, plan=False)[0]
-        known = TokenBuffer(tokens).all
-        if self._tiers is None or len(known) < self.params.page_size:
+            if self._tiers is None:
+                self._core.slots(tokens)
+                return _COMPLETED
+            return self._tiers.alloc(tokens, None, plan=False)[0]
+        *_, missing = self._core.probe(
+            tokens,
+            salt=salt,
+            lora_id=lora_id,
+            lora_generation=lora_generation,
+            mm_items=mm_items,
+            prompt_embeds=prompt_embeds,
+            extra_ids=extra_ids,
+            overrides=overrides,
+            other_namespaces=False,
+        )
+        if self._tiers is None or not missing:
             return _COMPLETED
+        known = TokenBuffer(tokens).all
         # The block with a request's last token is never loaded: one token more.
         ctx = TextContext(
             request_id=RequestID(),
@@ -727,9 +741,10 @@ class PagedKVCacheManager:
     ) -> None:
         """Says what comes of the sessions of these requests, usually just before their release.
 
-        "resume_soon": their stored blocks get at least `priority`, for `duration_ms` after the release.
-        "done": blocks that no other session shares are the first to be evicted. Both end with the next use of
-        a block by a request that has a retention of its own.
+        "resume_soon": their stored blocks get `priority`, for `duration_ms` after the release, but for those
+        that have a higher one, or the same for longer. "done": blocks that no other session shares are the
+        first to be evicted; what is pinned stays as it is. Both end with the next use of a block by a request
+        that has a retention of its own.
 
         Args:
             batch: the requests.
@@ -740,10 +755,10 @@ class PagedKVCacheManager:
         Raises:
             ValueError: a request that is not claimed or is given twice, or what is out of range.
         """
+        kept = TokenRangeRetention(0, priority=priority, duration_ms=duration_ms)
         if hint == "done":
             self._core.session_done(batch)
         elif hint == "resume_soon":
-            kept = TokenRangeRetention(0, priority=priority, duration_ms=duration_ms)
             self._core.resume_soon(batch, *kept.native())
         else:
             raise ValueError(f"hint={shown(hint)}: must be 'resume_soon' or 'done'")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 
-from pagekeeper.params import Priority, parse_priority
+from pagekeeper.errors import shown
+from pagekeeper.params import Priority, parse_priority, whole_number
 
 __all__ = ["RetentionConfig", "TokenRangeRetention"]
 
@@ -38,12 +41,15 @@ class TokenRangeRetention:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        _token(self.start, "start")
-        if self.end is not None and _token(self.end, "end") <= self.start:
-            raise ValueError(f"end={self.end}: must be after start={self.start}")
-        object.__setattr__(self, "priority", _priority(self.priority, "priority"))
-        _time(self.duration_ms, "duration_ms", least=0)
-        _time(self.expires_at, "expires_at", least=-math.inf)
+        keep = partial(object.__setattr__, self)  # past the freeze
+        keep("start", whole_number(self.start, "start", least=0))
+        if self.end is not None:
+            keep("end", whole_number(self.end, "end", least=0))
+            if self.end <= self.start:
+                raise ValueError(f"end={self.end}: must be after start={self.start}")
+        keep("priority", _priority(self.priority, "priority"))
+        keep("duration_ms", _time(self.duration_ms, "duration_ms", least=0))
+        keep("expires_at", _time(self.expires_at, "expires_at", least=-math.inf))
         if self.duration_ms is not None and self.expires_at is not None:
             raise ValueError("duration_ms and expires_at: give one of them, not both")
 
@@ -75,9 +81,12 @@ class RetentionConfig:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        object.__setattr__(self, "ranges", tuple(self.ranges))
-        object.__setattr__(self, "decode_priority", _priority(self.decode_priority, "decode_priority"))
-        _time(self.decode_duration_ms, "decode_duration_ms", least=0)
+        keep = partial(object.__setattr__, self)  # past the freeze
+        if not isinstance(self.ranges, Sequence):
+            raise TypeError(f"ranges: got {type(self.ranges).__name__}, must be a list")
+        keep("ranges", tuple(self.ranges))
+        keep("decode_priority", _priority(self.decode_priority, "decode_priority"))
+        keep("decode_duration_ms", _time(self.decode_duration_ms, "decode_duration_ms", least=0))
         for index, one in enumerate(self.ranges):
             if not isinstance(one, TokenRangeRetention):
                 raise TypeError(f"ranges[{index}]: got {type(one).__name__}, must be a TokenRangeRetention")
@@ -103,23 +112,23 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _token(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ValueError(f"{name}={value!r}: must be a token index, 0 to 2**31 - 1")
-    return value
-
-
 def _priority(value: Priority, name: str) -> int:
     try:
         return parse_priority(value)
     except ValueError as error:
-        raise ValueError(f"{name}={value!r}: {error}") from None
+        raise ValueError(f"{name}={shown(value)}: {error}") from None
 
 
-def _time(value: float | None, name: str, least: float) -> None:
+def _time(value: object, name: str, least: float) -> float | None:
     if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {type(value).__name__}, must be a number")
-    if not math.isfinite(value) or value < least:
-        raise ValueError(f"{name}={value}: must be a finite number{'' if least else ', at least 0'}")
+    try:
+        time = float(value)
+    except OverflowError:
+        time = math.inf
+    if not math.isfinite(time) or time < least:
+        allowed = "a finite number" if least else "a finite number, at least 0"
+        raise ValueError(f"{name}={shown(value)}: must be {allowed}")
+    return time

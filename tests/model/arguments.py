@@ -347,8 +347,7 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     ),
     "length": fixed(COUNT | NOTHING | {"more than known": 99, "a list": [1]}),
     "now": fixed(
-        without(NO_INTEGER, "a float", "a numpy float", "a numpy bool")
-        | {"-1": -1, "endless": 10**5000, "a list": [1.0]}
+        without(NO_INTEGER, "a float", "a numpy float") | {"-1": -1, "endless": 10**5000, "a list": [1.0]}
     ),
     "completions": fixed(
         NO_LIST | COUNT | listed(HUGE | NEGATIVE) | {"unknown": [77], "an object": object()}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.ledger import Token
+from model.requests import Token
 
 
 @dataclass
@@ -17,8 +17,8 @@ class Live:
     """A multimodal item (kind, start, length), or none."""
     truth: list[int]
     """Known tokens, and after them those sampled by steps whose results are not delivered."""
-    sampled: list[int | None] = field(default_factory=list)
-    """For each step out, oldest first: the token it sampled, or None for an unfinished prompt."""
+    sampled: list[list[int]] = field(default_factory=list)
+    """For each step out, oldest first: the tokens it gave, drafts that were right first; none in a prompt."""
 
     def atom(self, index: int, token: Token) -> Any:
         """What makes the token's KV: the token, and the part of an image that lies on it."""

@@ -19,18 +19,26 @@ class LateCopy:
         self.end: str | None = None
         self.seen = tier.memory.cells[pages].copy()
         """What the pages held when the copy began."""
+        self.source = [tier.kept[key] for key in keys] if kind == "load" else []
+        self.resets = tier.resets
+
+    @property
+    def stale(self) -> bool:
+        """Whether the tier was reset since."""
+        return self.resets < self.tier.resets
 
     def finish(self) -> None:
         """The bytes move now, as late as they can."""
         assert self.end is None
         cells = self.tier.memory.cells
         if self.kind == "load":
-            for page, key in zip(self.pages, self.keys, strict=True):
-                cells[page] = self.tier.kept[key]
+            for page, block in zip(self.pages, self.source, strict=True):
+                cells[page] = block
         else:
             assert (cells[self.pages] == self.seen).all(), "a page changed under an offload"
             for page, key in zip(self.pages, self.keys, strict=True):
-                self.tier.kept[key] = cells[page].copy()
+                if not self.stale:
+                    self.tier.kept[key] = cells[page].copy()
         self.end = "done"
 
     def fail(self) -> None:
@@ -78,6 +86,7 @@ class Tier:
         self.touched: list[list[pk.BlockKey]] = []
         self.hints: list[object] = []
         self.calls: list[str] = []
+        self.resets = 0
 
     def in_flight(self) -> list[LateCopy]:
         return [copy for copy in self.copies if copy.end is None]
@@ -145,6 +154,7 @@ class Tier:
 
     def reset_prefix_cache(self) -> None:
         self.kept.clear()
+        self.resets += 1
 
     def shutdown(self) -> None:
         self.calls.append("shutdown")

@@ -75,10 +75,11 @@ impl Ledger {
         &self,
         batch: &Bound<'_, PyAny>,
         num_tokens: Option<&Bound<'_, PyAny>>,
-        loads: Vec<u32>,
+        loads: &Bound<'_, PyList>,
     ) -> PyResult<Vec<Load>> {
         let slots = slots_of(batch, &self.shared, false)?;
         let bounds = bounds_from(num_tokens, &slots)?;
+        let loads: Vec<u32> = loads.extract()?;
         let jobs = self.run(batch.py(), |ledger| ledger.alloc_with_loads(&slots, &bounds, &loads))?;
         let load = |job: cache_manager::LoadJob| {
             (job.slot.0, job.first, job.copy.id.0, job.copy.pages.iter().map(|page| page.0).collect())

@@ -1,6 +1,7 @@
 //! Events on their way to Python, as tuples that `pagekeeper.events` makes objects of.
 
 use crate::ledger::Ledger;
+use crate::tokens::seconds_from;
 use cache_manager::{Change, EventKind, Stored};
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
@@ -16,7 +17,9 @@ const WAIT: Duration = Duration::from_millis(50);
 #[pymethods]
 impl Ledger {
     /// Takes the events that are there as `(id, kind, fields...)`; waits up to `timeout` seconds for one.
-    fn take_events<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Bound<'py, PyList>> {
+    fn take_events<'py>(&self, timeout: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+        let py = timeout.py();
+        let timeout = seconds_from(timeout, "timeout")?;
         if timeout.is_nan() || timeout < 0.0 {
             return Err(PyValueError::new_err(format!("timeout={timeout}: must be at least 0, in seconds")));
         }

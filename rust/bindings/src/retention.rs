@@ -5,8 +5,10 @@ use crate::hashing::{BlockKeywords, generation_from};
 use crate::ledger::Ledger;
 use block_pool::{Priority, Retention};
 use cache_manager::{BlockRetention, SessionHint, TokenRange};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
 use std::sync::Arc;
 
 /// `(start, end, priority, seconds after the last release, time of expiry)`, as `RetentionConfig` checked it.
@@ -14,6 +16,11 @@ type Range = (u32, Option<u32>, i64, Option<f64>, Option<f64>);
 
 /// The native form of a `RetentionConfig` for a prompt of `tokens` tokens.
 pub(crate) fn retention_from(config: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Arc<BlockRetention>> {
+    static CONFIG: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    if !config.is_instance(CONFIG.import(config.py(), "pagekeeper.retention", "RetentionConfig")?)? {
+        let given = config.get_type().name()?;
+        return Err(PyTypeError::new_err(format!("retention: got {given}, must be a RetentionConfig")));
+    }
     let ranges: Vec<Range> = config.call_method0("native_ranges")?.extract()?;
     let (priority, duration): (i64, Option<f64>) = config.call_method0("native_decode")?.extract()?;
     let ranges = ranges

@@ -123,7 +123,8 @@ pub(crate) fn ids_from(ids: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>>
 
 /// The argument `name`, in seconds.
 pub(crate) fn seconds_from(given: &Bound<'_, PyAny>, name: &str) -> PyResult<f64> {
-    if given.is_instance_of::<PyBool>() {
+    // Python's and numpy's, which are both numbers to `extract`.
+    if given.get_type().name()?.to_string_lossy().starts_with("bool") {
         return Err(PyTypeError::new_err(format!("{name}: got bool, must be a time in seconds")));
     }
     given.extract().map_err(|error: PyErr| {

@@ -19,6 +19,7 @@ mod page;
 mod policy;
 mod queue;
 mod retention;
+mod runs;
 mod slab;
 mod verify;
 

@@ -49,7 +49,7 @@ impl Page {
 
 /// Facts of a page that are a bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Flags(u8);
+pub(crate) struct Flags(pub(crate) u8);
 
 impl Flags {
     /// A transfer touches the page.

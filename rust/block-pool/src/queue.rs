@@ -41,7 +41,7 @@ impl QueueId {
     }
 
     #[inline]
-    fn is_moved(self) -> bool {
+    pub(crate) fn is_moved(self) -> bool {
         self.0 & 1 == 1
     }
 
@@ -78,6 +78,21 @@ struct List {
     first: PageId,
     last: PageId,
     len: u32,
+}
+
+/// Neighbours in a list.
+pub(crate) struct Piece {
+    pub(crate) queue: QueueId,
+    pub(crate) first: PageId,
+    /// What stands before the first and behind the last.
+    pub(crate) prev: PageId,
+    pub(crate) next: PageId,
+    pub(crate) len: u32,
+}
+
+impl Piece {
+    /// No page.
+    pub(crate) const NONE: Piece = Piece { queue: QueueId::NONE, first: END, prev: END, next: END, len: 0 };
 }
 
 const EMPTY: List = List { first: END, last: END, len: 0 };
@@ -207,12 +222,77 @@ impl EvictionQueues {
             next => pages[next.index()].prev = prev,
         }
         self.queued -= 1;
-        if self.lists[usize::from(queue.0)].len == 0 && self.level(queue).iter().all(|list| list.len == 0) {
-            self.occupied &= !queue.bit();
-        }
+        self.note_if_empty(queue);
         if queue.is_moved() {
             self.moved.remove(&(queue, stamp));
         }
+    }
+
+    #[inline]
+    fn note_if_empty(&mut self, queue: QueueId) {
+        if self.lists[usize::from(queue.0)].len == 0 && self.level(queue).iter().all(|list| list.len == 0) {
+            self.occupied &= !queue.bit();
+        }
+    }
+
+    /// Takes a piece out of its list; its pages have forgotten the list already.
+    #[inline]
+    pub(crate) fn cut(&mut self, pages: &mut [Page], piece: &Piece) {
+        if piece.len == 0 {
+            return;
+        }
+        let Piece { queue, prev, next, len, .. } = *piece;
+        let list = &mut self.lists[usize::from(queue.0)];
+        list.len -= len;
+        match prev {
+            END => list.first = next,
+            prev => pages[prev.index()].next = next,
+        }
+        match next {
+            END => list.last = prev,
+            next => pages[next.index()].prev = prev,
+        }
+        self.queued -= len;
+        self.note_if_empty(queue);
+    }
+
+    /// Puts a piece whose pages, up to `last`, are stamped and linked to each other behind its list.
+    #[inline]
+    pub(crate) fn append(&mut self, pages: &mut [Page], piece: &Piece, last: PageId) {
+        if piece.len == 0 {
+            return;
+        }
+        let queue = &mut self.lists[usize::from(piece.queue.0)];
+        match queue.last {
+            END => queue.first = piece.first,
+            before => pages[before.index()].next = piece.first,
+        }
+        pages[piece.first.index()].prev = queue.last;
+        pages[last.index()].next = END;
+        queue.last = last;
+        queue.len += piece.len;
+        self.queued += piece.len;
+        self.occupied |= piece.queue.bit();
+    }
+
+    /// The list that all pages of the lowest occupied level are in, if they are in one.
+    #[inline]
+    pub(crate) fn only_list(&self) -> Option<QueueId> {
+        let level = QueueId(4 * self.occupied.trailing_zeros().min(LEVELS as u32) as u16);
+        let lists = (self.occupied != 0).then(|| self.level(level))?;
+        let mut occupied = (0..4).filter(|&list| lists[usize::from(list)].len > 0);
+        let only = QueueId(level.0 + occupied.next()?);
+        occupied.next().is_none().then_some(only).filter(|only| !only.is_moved())
+    }
+
+    /// Pages in a list.
+    pub(crate) fn list_len(&self, queue: QueueId) -> u32 {
+        self.lists[usize::from(queue.0)].len
+    }
+
+    /// The empty piece at the front of a list.
+    pub(crate) fn front(&self, queue: QueueId) -> Piece {
+        Piece { queue, first: self.lists[usize::from(queue.0)].first, ..Piece::NONE }
     }
 
     /// Whether a page is queued that stands for nothing.

@@ -195,17 +195,6 @@ impl Slab {
         Some(taken)
     }
 
-    /// Hands out `count` pages as [`Slab::take`] does and appends them to `taken`, or none at all when
-    /// fewer are available: false then. The caller looks at what they stood for afterwards: these memory
-    /// accesses do not wait for each other, as they would between one take and the next.
-    pub fn take_many(&mut self, count: u32, priority: Priority, taken: &mut Vec<Taken>) -> bool {
-        if count > self.available() {
-            return false;
-        }
-        taken.extend((0..count).map_while(|_| self.take(priority)));
-        true
-    }
-
     /// One more reference to a page that is referenced, evictable or in flight (a prefix hit).
     #[inline]
     pub fn acquire(&mut self, page: PageId) {
@@ -222,13 +211,6 @@ impl Slab {
         } else {
             self.queues.remove(&mut self.pages, page);
         }
-    }
-
-    /// [`Slab::acquire`] of a page that a request found: it counts as reused.
-    #[inline]
-    pub fn reuse(&mut self, page: PageId) {
-        self.acquire(page);
-        self.pages[page.index()].flags.set(Flags::REUSED, true);
     }
 
     /// One reference less. The last one leaves the page evictable, or in flight while a transfer touches

@@ -14,7 +14,9 @@ enum Call {
     Take(Priority),
     TakeMany(u32, Priority),
     Acquire(usize),
+    ReuseAll(Vec<usize>),
     Release(usize, Step),
+    ReleaseAll(Vec<usize>, Step),
     Pin(usize),
     Unpin(usize),
     Publish(usize, Step),
@@ -42,13 +44,20 @@ fn any_retention() -> impl Strategy<Value = Retention> {
         .prop_map(|(priority, (duration, end))| Retention::new(priority, duration, end).unwrap())
 }
 
+/// Some pages; those that are legal are counted around.
+fn any_pages() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(any::<usize>(), 0..8)
+}
+
 fn any_call() -> impl Strategy<Value = Call> {
     let step = || (0..20_u32).prop_map(Step);
     prop_oneof![
         6 => any_priority().prop_map(Call::Take),
         2 => (0..6_u32, any_priority()).prop_map(|(count, priority)| Call::TakeMany(count, priority)),
         5 => any::<usize>().prop_map(Call::Acquire),
+        3 => any_pages().prop_map(Call::ReuseAll),
         12 => (any::<usize>(), step()).prop_map(|(page, step)| Call::Release(page, step)),
+        4 => (any_pages(), step()).prop_map(|(pages, step)| Call::ReleaseAll(pages, step)),
         3 => any::<usize>().prop_map(Call::Pin),
         4 => any::<usize>().prop_map(Call::Unpin),
         9 => (any::<usize>(), step()).prop_map(|(page, step)| Call::Publish(page, step)),
@@ -165,6 +174,15 @@ impl Model {
         self.uncached().into_iter().chain(levels.flat_map(|level| self.level(level))).collect()
     }
 
+    fn release(&mut self, page: PageId, last_use: Step) {
+        let now = self.now;
+        let record = self.page(page);
+        record.refs -= 1;
+        record.last_use = record.last_use.max(last_use);
+        record.released = now;
+        self.queue(page);
+    }
+
     /// The next victim, with what it stood for.
     fn take(&mut self, priority: Priority) -> Option<(PageId, Option<NodeLink>)> {
         let pristine = self.pages.iter().find(|(_, page)| !page.used).map(|(&id, _)| id);
@@ -189,6 +207,31 @@ impl Model {
             .collect()
     }
 
+    fn reuse_all(&mut self, slab: &mut Slab, choices: &[usize]) {
+        let pages: Vec<PageId> =
+            (choices.iter()).filter_map(|&choice| self.choose(choice, |page| page.node.is_some())).collect();
+        let mut waited = Vec::new();
+        slab.reuse_all(pages.iter().copied(), |last_use| waited.push(last_use));
+        let mut expected = Vec::new();
+        for &page in &pages {
+            let record = self.page(page);
+            expected.extend((record.refs == 0).then_some(record.last_use));
+            record.refs += 1;
+            (record.queued, record.reused) = (None, true);
+        }
+        assert_eq!(waited, expected);
+    }
+
+    fn release_all(&mut self, slab: &mut Slab, choices: &[usize], step: Step) {
+        let mut pages = Vec::new();
+        for &choice in choices {
+            let Some(page) = self.choose(choice, |page| page.refs > 0) else { continue };
+            self.release(page, step);
+            pages.push(page);
+        }
+        slab.release_all(pages.iter().copied(), step);
+    }
+
     /// Makes the call on both sides, if there is a page that it is legal for.
     fn call(&mut self, slab: &mut Slab, call: &Call) -> Option<()> {
         match *call {
@@ -211,16 +254,13 @@ impl Model {
                 self.page(page).refs += 1;
                 self.page(page).queued = None;
             }
+            Call::ReuseAll(ref choices) => self.reuse_all(slab, choices),
             Call::Release(choice, step) => {
                 let page = self.choose(choice, |page| page.refs > 0)?;
                 slab.release(page, step);
-                let now = self.now;
-                let record = self.page(page);
-                record.refs -= 1;
-                record.last_use = record.last_use.max(step);
-                record.released = now;
-                self.queue(page);
+                self.release(page, step);
             }
+            Call::ReleaseAll(ref choices, step) => self.release_all(slab, choices, step),
             Call::Pin(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
                 slab.pin(page);

@@ -10,8 +10,8 @@ use crate::misses::{Miss, MissReason};
 use crate::page_copies::Leaving;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
-use block_pool::{PageId, Step};
-use radix_tree::NodeId;
+use block_pool::Step;
+use radix_tree::{Hits, NodeId};
 use std::ops::Range;
 
 /// What `alloc` will do for one request.
@@ -40,11 +40,18 @@ struct Plan {
     copies: bool,
 }
 
+impl Plan {
+    /// Pages to take.
+    fn pages(&self) -> u32 {
+        self.new_pages + u32::from(self.copies)
+    }
+}
+
 /// Buffers that keep their memory from call to call.
 #[derive(Default)]
 pub(crate) struct Scratch {
     plans: Vec<Plan>,
-    hits: Vec<(NodeId, PageId)>,
+    hits: Hits,
     leaving: Leaving,
     /// Collisions met while planning.
     collisions: u64,
@@ -143,13 +150,10 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
-        scratch.hits.clear();
+        scratch.hits.truncate(0);
         scratch.leaving.clear();
         scratch.collisions = 0;
-        self.slab.open_marks();
-        let available = i64::from(self.slab.available());
-        let (mut needed, mut own_hits, mut given_back) = (0i64, 0i64, 0i64);
-        let mut refused = None;
+        let mut needed = 0u64;
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let load = loads.get(index).copied().unwrap_or(0);
@@ -157,26 +161,40 @@ impl Ledger {
             if plan.copies {
                 plan.copies = self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
             }
-            for &(_, page) in &scratch.hits[plan.hits.clone()] {
+            needed += u64::from(plan.pages());
+            scratch.plans.push(plan);
+        }
+        // With room for every hit beside the new pages, no hit need be looked at.
+        if needed + scratch.hits.len() as u64 <= u64::from(self.slab.available()) {
+            return Ok(());
+        }
+        self.check_room(scratch)
+    }
+
+    /// Whether the planned batch fits, to the page.
+    fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
+        self.slab.open_marks();
+        let available = i64::from(self.slab.available());
+        let (mut needed, mut own_hits, mut given_back) = (0i64, 0i64, 0i64);
+        let mut refused = None;
+        for plan in &scratch.plans {
+            for &page in &scratch.hits.pages[plan.hits.clone()] {
                 if self.slab.is_evictable(page) && self.slab.mark(page) {
                     own_hits += 1;
                 }
             }
-            if !plan.replaced.is_empty() {
-                for &page in &self.sequence(slot)?.row[plan.replaced.clone()] {
-                    // A page that the tree knows, by way of a fork, may be a hit of this batch.
-                    let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
-                    given_back += i64::from(alone && self.slab.node(page).is_none());
-                }
+            for &page in &self.sequence(plan.slot)?.row[plan.replaced.clone()] {
+                // A page that the tree knows, by way of a fork, may be a hit of this batch.
+                let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
+                given_back += i64::from(alone && self.slab.node(page).is_none());
             }
             let left = available + given_back - own_hits - needed;
-            let pages = plan.new_pages + u32::from(plan.copies);
+            let pages = plan.pages();
             needed += i64::from(pages);
             if left < i64::from(pages) && refused.is_none() {
                 let free = u32::try_from(left).unwrap_or(0);
-                refused = Some((slot, self.room(pages, free)));
+                refused = Some((plan.slot, self.room(pages, free)));
             }
-            scratch.plans.push(plan);
         }
         // A later request's hits may give back pages that an earlier one lacked: the sum decides.
         match refused {
@@ -221,10 +239,7 @@ impl Ledger {
             };
             let parent = parent_after(sequence, &sequence.nodes);
             let hits = &mut scratch.hits;
-            let collided =
-                prefix.walk(&self.tree, parent, published, limit, &mut self.reader, |node, page| {
-                    hits.push((node, page));
-                });
+            let collided = prefix.walk(&self.tree, parent, published, limit, &mut self.reader, hits);
             scratch.collisions += u64::from(collided);
             on_device += hits.len() - first_hit;
             if !sequence.admitted && on_device < limit {
@@ -260,23 +275,19 @@ impl Ledger {
         };
         let limit = self.config.max_pages_per_request(sequence.drafts);
         let most = len + sequence.draft_room([].iter());
-        let whole = most.div_ceil(page_size);
-        if whole > limit {
-            let tokens = u64::from(most);
-            return Err(LedgerError::RequestTooLarge {
-                slot,
-                tokens,
-                limit,
-                room: self.room(whole, self.slab.available()),
-            });
+        if u64::from(most) > u64::from(limit) * u64::from(page_size) {
+            let room = self.room(most.div_ceil(page_size), self.slab.available());
+            return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
         let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
         let new_pages = if sequence.dummy {
             0
         } else if load > 0 {
             load + covered.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+        } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
+            0 // as in most decode steps
         } else {
-            covered.div_ceil(page_size).saturating_sub(held)
+            covered.div_ceil(page_size) - held
         };
         let drafts = sequence.drafts_of(start, end, len);
         Ok(Plan {
@@ -308,14 +319,15 @@ impl Ledger {
         }
         self.step_joined |= scratch.plans.iter().any(|plan| plan.load == 0);
         self.events.seal();
-        for &(_, page) in scratch.plans.iter().flat_map(|plan| &scratch.hits[plan.hits.clone()]) {
-            if self.slab.refs(page) == 0 {
-                self.counters.reuse_gap.add(self.step.0 - self.slab.last_use(page).0);
-            }
-            self.slab.reuse(page);
-        }
+        let mut gaps = self.counters.reuse_gap.runs();
+        let step = self.step.0;
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
-            self.take_hits(plan, &scratch.hits[plan.hits.clone()]);
+            let pages = &scratch.hits.pages[plan.hits.clone()];
+            self.slab.reuse_all(pages.iter().copied(), |last_use| gaps.add(step - last_use.0));
+        }
+        drop(gaps);
+        for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
+            self.take_hits(plan, &scratch.hits);
         }
         for plan in &scratch.plans {
             if plan.load > 0 {
@@ -328,16 +340,19 @@ impl Ledger {
                 self.take(1);
                 self.copy_on_write(plan.slot, (plan.start / self.config.page_size) as usize);
             }
-            self.take(plan.new_pages);
-            let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
-            sequence.row.extend(self.taken.iter().map(|taken| taken.page));
+            if plan.new_pages > 0 {
+                self.take(plan.new_pages);
+                let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
+                sequence.row.extend(self.taken.iter().map(|taken| taken.page));
+            }
             self.admit(plan);
             self.plan_step(plan);
         }
         jobs
     }
 
-    fn take_hits(&mut self, plan: &Plan, hits: &[(NodeId, PageId)]) {
+    fn take_hits(&mut self, plan: &Plan, hits: &Hits) {
+        let (nodes, pages) = (&hits.nodes[plan.hits.clone()], &hits.pages[plan.hits.clone()]);
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         for block in plan.replaced.clone().rev() {
             let page = sequence.row[block];
@@ -349,23 +364,18 @@ impl Ledger {
         if !plan.replaced.is_empty() {
             sequence.row_version += 1;
         }
-        sequence.nodes.reserve(hits.len());
-        sequence.row.reserve(hits.len());
-        for (block, &(node, page)) in (sequence.nodes.len()..).zip(hits) {
-            match sequence.row.get_mut(block) {
-                Some(cell) => *cell = page,
-                None => sequence.row.push(page),
-            }
-            sequence.nodes.push(node);
-        }
-        let first = sequence.nodes.len() - hits.len();
+        let first = sequence.nodes.len();
+        let (over, behind) = pages.split_at(plan.replaced.len());
+        sequence.row[plan.replaced.clone()].copy_from_slice(over);
+        sequence.row.extend_from_slice(behind);
+        sequence.nodes.extend_from_slice(nodes);
         let gained = plan.start - sequence.position;
         sequence.cached += gained;
         if sequence.admitted {
             self.counters.late_reused_tokens += u64::from(gained);
         } else {
             self.counters.reused_tokens += u64::from(gained);
-            self.counters.reused_blocks += hits.len() as u64;
+            self.counters.reused_blocks += nodes.len() as u64;
         }
         self.mark_reused(plan.slot, first..first);
         self.use_blocks(plan.slot, first);
@@ -391,6 +401,7 @@ impl Ledger {
     }
 
     /// Moves the request to where its hits end, and counts its first admission.
+    #[inline]
     fn admit(&mut self, plan: &Plan) {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
@@ -409,6 +420,7 @@ impl Ledger {
         }
     }
 
+    #[inline]
     fn plan_step(&mut self, plan: &Plan) {
         let step = self.step;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };

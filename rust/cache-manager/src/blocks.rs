@@ -1,8 +1,7 @@
 //! Blocks of a token log as the tree compares them, and the walk along a prefix.
 
 use block_hash::{ExtraKeys, Token};
-use block_pool::PageId;
-use radix_tree::{DigestCollision, NodeId, ParentId, PrefixTree};
+use radix_tree::{DigestCollision, Hits, ParentId, PrefixTree};
 
 /// Room for the block at hand when overrides or extra keys touch it.
 #[derive(Default)]
@@ -54,7 +53,7 @@ pub(crate) struct Prefix<'a> {
 }
 
 impl Prefix<'_> {
-    /// Follows blocks `from .. to` below `parent`, as long as each is in the tree with a page, and gives
+    /// Follows blocks `from .. to` below `parent`, as long as each is in the tree with a page, and adds
     /// each to `found`. True when the walk ended at a block whose hash belongs to another.
     pub(crate) fn walk(
         &self,
@@ -63,7 +62,7 @@ impl Prefix<'_> {
         from: usize,
         to: usize,
         reader: &mut BlockReader,
-        mut found: impl FnMut(NodeId, PageId),
+        found: &mut Hits,
     ) -> bool {
         let page_size = self.page_size;
         let mut block = from;
@@ -71,7 +70,7 @@ impl Prefix<'_> {
             let touched = self.extras.next_touched(block * page_size);
             let plain_end = touched.map_or(to, |token| to.min(token / page_size));
             let plain = &self.log[block * page_size..plain_end * page_size];
-            match tree.follow(parent, &self.keys[block..plain_end], plain, &mut found) {
+            match tree.follow(parent, &self.keys[block..plain_end], plain, found) {
                 Ok(Some(last)) => parent = last,
                 Ok(None) => return false,
                 Err(DigestCollision) => return true,
@@ -83,7 +82,7 @@ impl Prefix<'_> {
             match tree.find(parent, self.keys[plain_end], tokens, extra) {
                 Ok(Some(node)) => {
                     let Some(page) = tree.page(node) else { return false };
-                    found(node, page);
+                    found.push(node, page);
                     parent = ParentId::Node(node);
                 }
                 Ok(None) => return false,

@@ -14,12 +14,47 @@ impl Histogram {
     /// Counts `number`.
     #[inline]
     pub fn add(&mut self, number: u32) {
+        self.add_times(number, 1);
+    }
+
+    #[inline]
+    fn add_times(&mut self, number: u32, times: u64) {
         let bits = (u32::BITS - number.leading_zeros()) as usize;
-        self.counts[bits.min(Self::BUCKETS - 1)] += 1;
+        self.counts[bits.min(Self::BUCKETS - 1)] += times;
+    }
+
+    /// Counts numbers of which neighbours are often equal.
+    pub fn runs(&mut self) -> Runs<'_> {
+        Runs { histogram: self, number: 0, times: 0 }
     }
 
     /// What each bucket has counted.
     pub fn counts(&self) -> &[u64; Histogram::BUCKETS] {
         &self.counts
+    }
+}
+
+/// See [`Histogram::runs`]; what is open is counted when this is dropped.
+pub struct Runs<'a> {
+    histogram: &'a mut Histogram,
+    number: u32,
+    times: u64,
+}
+
+impl Runs<'_> {
+    /// Counts `number`.
+    #[inline]
+    pub fn add(&mut self, number: u32) {
+        if number != self.number {
+            self.histogram.add_times(self.number, self.times);
+            (self.number, self.times) = (number, 0);
+        }
+        self.times += 1;
+    }
+}
+
+impl Drop for Runs<'_> {
+    fn drop(&mut self) {
+        self.histogram.add_times(self.number, self.times);
     }
 }

@@ -190,13 +190,16 @@ impl Ledger {
     }
 
     /// Publishes what is computed and full, and gives the hashes of the request's full blocks of known
-    /// tokens, in order. Calling it again changes nothing.
+    /// tokens, in order: none without prefix caching. Calling it again changes nothing.
     ///
     /// # Errors
     /// An unknown slot; a padding request.
     pub fn commit(&mut self, slot: SlotId) -> Result<Vec<Identity>, LedgerError> {
         if self.sequence(slot)?.dummy {
             return Err(LedgerError::Padding(slot));
+        }
+        if !self.config.prefix_caching {
+            return Ok(Vec::new());
         }
         self.publish(slot);
         let page_size = self.config.page_size as usize;

@@ -156,7 +156,10 @@ fn give_back(
     let published = sequence.nodes.len();
     let mut twins = sequence.anchored.iter().rev().peekable();
     for block in (0..sequence.row.len()).rev() {
-        if block < pages && twins.peek().is_none() {
+        if twins.peek().is_none() && block < published {
+            // The rest is released in one go.
+            let pages = sequence.row.get(pages..=block).unwrap_or_default();
+            slab.release_all(pages.iter().rev().copied(), sequence.last_step);
             break;
         }
         if block >= pages {

@@ -13,6 +13,7 @@ use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_hash::{Chain, Guards, Identity};
 use block_pool::{PageId, Slab};
+use radix_tree::Hits;
 
 /// A load in flight, of blocks `first .. first + pages.len()`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -108,9 +109,10 @@ impl Ledger {
             extras: &sequence.extras,
             page_size: page_size as usize,
         };
-        let mut on_device = published;
+        let mut hits = Hits::default();
         let parent = parent_after(sequence, &sequence.nodes);
-        prefix.walk(&self.tree, parent, published, limit, &mut self.reader, |_, _| on_device += 1);
+        prefix.walk(&self.tree, parent, published, limit, &mut self.reader, &mut hits);
+        let on_device = published + hits.len();
         let Some(guards) = &sequence.guards else { return Ok(None) };
         let keys = (0..limit).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect();
         Ok(Some(Wanted { keys, on_device }))

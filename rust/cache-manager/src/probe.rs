@@ -5,7 +5,7 @@ use crate::ledger::Ledger;
 use crate::misses::Miss;
 use block_hash::{Chain, ExtraKeys, Identity, Token};
 use block_pool::PageState;
-use radix_tree::{NamespaceKey, ParentId};
+use radix_tree::{Hits, NamespaceKey, ParentId};
 
 /// A prompt to look for, hashed by the caller.
 pub struct PrefixQuery {
@@ -50,16 +50,15 @@ impl Ledger {
             extras: &query.extras,
             page_size: self.config.page_size as usize,
         };
-        let (mut present, mut collided) = (0, false);
+        let (mut hits, mut collided) = (Hits::default(), false);
         if let Some(namespace) = self.tree.find_namespace(&query.namespace) {
             let root = ParentId::Root(namespace);
-            collided = prefix.walk(&self.tree, root, 0, full, &mut BlockReader::default(), |_, page| {
-                if present < reusable {
-                    reuse.all += 1;
-                    reuse.allocated += u32::from(self.slab.state(page) != PageState::Evictable);
-                }
-                present += 1;
-            });
+            collided = prefix.walk(&self.tree, root, 0, full, &mut BlockReader::default(), &mut hits);
+        }
+        let present = hits.len();
+        for &page in hits.pages.iter().take(reusable) {
+            reuse.all += 1;
+            reuse.allocated += u32::from(self.slab.state(page) != PageState::Evictable);
         }
         reuse.present = present as u32;
         if present < full {

@@ -6,9 +6,12 @@ use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_pool::{PageId, Priority, Retention, Slab};
-use radix_tree::{NodeId, ParentId, PrefixTree};
+use radix_tree::{NodeId, PrefixTree};
 use std::ops::Range;
 use thiserror::Error;
+
+#[cfg(test)]
+mod tests;
 
 /// What a request says of its blocks. A block takes the range that covers its first token; a block of the
 /// prompt in no range is left as it is.
@@ -42,12 +45,12 @@ pub enum RangeError {
     #[error("ranges[{0}]: has no end, which only the last may do")]
     Open(usize),
     /// A range past the end of the prompt.
-    #[error("ranges[{index}]: ends at token {end} of a prompt of {tokens} tokens")]
+    #[error("ranges[{index}]: has token {token}, counted from 0, of a prompt of {tokens} tokens")]
     PastThePrompt {
         /// Which range.
         index: usize,
-        /// Where it ends.
-        end: u32,
+        /// The token that the range has and the prompt has not.
+        token: u32,
         /// Tokens of the prompt.
         tokens: u32,
     },
@@ -72,9 +75,9 @@ impl BlockRetention {
             if range.start < before {
                 return Err(RangeError::Overlap(index));
             }
-            let end = range.end.unwrap_or(range.start + 1);
-            if end > tokens {
-                return Err(RangeError::PastThePrompt { index, end, tokens });
+            let token = range.end.map_or(range.start, |end| end - 1);
+            if token >= tokens {
+                return Err(RangeError::PastThePrompt { index, token, tokens });
             }
             covered = range.end;
         }
@@ -95,7 +98,7 @@ impl BlockRetention {
 /// What a session is going to do.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum SessionHint {
-    /// It comes back soon: its blocks are kept at this priority at least.
+    /// It comes back soon: its blocks are kept like this, but for those that are kept better already.
     ResumeSoon(Retention),
     /// It is over: blocks that it shares with nobody go first.
     Done,
@@ -120,11 +123,11 @@ impl Ledger {
             return;
         };
         match hint {
-            SessionHint::ResumeSoon(retention) => {
+            SessionHint::ResumeSoon(hint) => {
                 let pages: Vec<_> = sequence.nodes.iter().filter_map(|&node| self.tree.page(node)).collect();
                 for page in pages {
-                    if self.slab.priority(page) <= retention.priority() {
-                        retain(&mut self.slab, &self.tree, &mut self.events, page, Some(retention));
+                    if !self.is_kept(page, hint) {
+                        retain(&mut self.slab, &self.tree, &mut self.events, page, Some(hint));
                     }
                 }
             }
@@ -132,21 +135,28 @@ impl Ledger {
         }
     }
 
+    /// Whether `page` has a higher priority already, or the same for at least as long from now.
+    fn is_kept(&self, page: PageId, hint: Retention) -> bool {
+        let kept = self.slab.retention(page);
+        let end = |it: Retention| {
+            it.expires_at().or_else(|| it.duration().map(|time| self.now + time)).unwrap_or(f64::INFINITY)
+        };
+        kept.priority() > hint.priority() || kept.priority() == hint.priority() && end(kept) >= end(hint)
+    }
+
     /// From the request's last stored block back to where another session branches off or reads along.
     fn give_up_own(&mut self, slot: SlotId) {
+        let Some(sequence) = self.slots.get(slot) else { return };
         let lowest = Retention::from(Priority::LOWEST);
-        let mut node = self.slots.get(slot).and_then(|sequence| sequence.nodes.last().copied());
         let mut below = None;
-        while let Some(own) = node {
-            let alone = below.map_or(self.tree.is_leaf(own), |child| !self.tree.has_siblings(child));
-            let page = self.tree.page(own).filter(|&page| alone && self.slab.refs(page) == 1);
-            let Some(page) = page else { return };
+        for (&node, &page) in sequence.nodes.iter().zip(&sequence.row).rev() {
+            let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
+            // The stored page is another session's where this one kept a twin.
+            if !alone || self.tree.page(node) != Some(page) || self.slab.refs(page) > 1 {
+                return;
+            }
             retain(&mut self.slab, &self.tree, &mut self.events, page, Some(lowest));
-            below = Some(own);
-            node = match self.tree.parent(own) {
-                ParentId::Node(parent) => Some(parent),
-                ParentId::Root(_) => None,
-            };
+            below = Some(node);
         }
     }
 
@@ -173,7 +183,9 @@ impl Ledger {
         };
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
         for (block, &node) in nodes.iter().enumerate().rev() {
-            let fresh = self.tree.page(node).is_some_and(|page| self.slab.mark_reused(page));
+            // A block that was evicted leaves a gap; those above it count all the same.
+            let Some(page) = self.tree.page(node) else { continue };
+            let fresh = self.slab.mark_reused(page);
             if block < blocks.start && !fresh {
                 return;
             }

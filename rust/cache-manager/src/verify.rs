@@ -12,6 +12,9 @@ use thiserror::Error;
 #[cfg(test)]
 mod tests;
 
+/// Most evictable pages that [`Ledger::debug_dump`] lists.
+const MOST_SHOWN: usize = 32;
+
 /// What [`Ledger::verify`] found broken first.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum LedgerFault {
@@ -307,6 +310,8 @@ impl Ledger {
             slab.in_flight(),
             self.tree.resident(),
         );
+        let next: Vec<u32> = slab.eviction_order().take(MOST_SHOWN).map(|page| page.0).collect();
+        let _ = writeln!(text, "evictable pages, the next to go first: {next:?}");
         for (slot, sequence) in self.slots.iter() {
             let pages: Vec<u32> = sequence.row.iter().map(|page| page.0).collect();
             let _ = writeln!(

@@ -12,7 +12,7 @@ use std::time::Duration;
 use block_hash::{Algo, Chain, ExtraKeys, Root, Token};
 use block_pool::PageId;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use radix_tree::{Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
+use radix_tree::{Hits, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
 
 const PAGE: usize = 16;
 const PROMPT_BLOCKS: usize = 2_048;
@@ -118,11 +118,11 @@ fn store_block(tree: &mut PrefixTree, parent: ParentId, prompt: &Prompt, block: 
 
 /// The pages of a prompt.
 fn follow(tree: &PrefixTree, namespace: NamespaceId, prompt: &Prompt) -> Vec<PageId> {
-    let mut pages = Vec::with_capacity(PROMPT_BLOCKS);
+    let mut found = Hits::default();
     let root = ParentId::Root(namespace);
-    let found = tree.follow(root, prompt.chain.keys(), &prompt.tokens, |_, page| pages.push(page));
-    assert!(matches!(found, Ok(Some(_))), "the prompt is stored");
-    pages
+    let end = tree.follow(root, prompt.chain.keys(), &prompt.tokens, &mut found);
+    assert!(matches!(end, Ok(Some(_))), "the prompt is stored");
+    found.pages
 }
 
 criterion_group!(benches, walk, publish);

@@ -19,7 +19,7 @@ mod table;
 mod tree;
 mod verify;
 
-pub use lookup::DigestCollision;
+pub use lookup::{DigestCollision, Hits};
 pub use namespaces::{AdapterId, NamespaceId, NamespaceKey};
 pub use node::{NodeId, ParentId};
 pub use tree::{Insertion, PrefixTree};

@@ -14,6 +14,39 @@ use block_pool::PageId;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DigestCollision;
 
+/// Blocks that were found: the node of each, and the page it lies on.
+#[derive(Default)]
+pub struct Hits {
+    /// In the order of the blocks.
+    pub nodes: Vec<NodeId>,
+    /// In the same order.
+    pub pages: Vec<PageId>,
+}
+
+impl Hits {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Adds a block.
+    pub fn push(&mut self, node: NodeId, page: PageId) {
+        self.nodes.push(node);
+        self.pages.push(page);
+    }
+
+    /// Keeps the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.nodes.truncate(len);
+        self.pages.truncate(len);
+    }
+}
+
 /// Neighbours whose tokens are compared together. Their records, read twice, stay in the nearest cache.
 const RUN: usize = 256;
 /// Keys that the table is asked for together where blocks are scattered: their memory accesses overlap.
@@ -41,7 +74,7 @@ impl PrefixTree {
     }
 
     /// Follows whole blocks of `tokens`, with chained hashes `keys` and no extra keys, below `parent`, as
-    /// long as each is stored with a page, and gives each to `found`. The last of them, or `parent` for no
+    /// long as each is stored with a page, and adds each to `found`. The last of them, or `parent` for no
     /// blocks; `None` where a block is not there.
     ///
     /// # Errors
@@ -51,7 +84,7 @@ impl PrefixTree {
         parent: ParentId,
         keys: &[u64],
         tokens: &[Token],
-        mut found: impl FnMut(NodeId, PageId),
+        found: &mut Hits,
     ) -> Result<Option<ParentId>, DigestCollision> {
         debug_assert_eq!(tokens.len(), keys.len() * self.page_size, "whole blocks, a hash for each");
         let (mut parent, mut block) = (parent, 0);
@@ -72,9 +105,8 @@ impl PrefixTree {
                 return self.find(parent, keys[0], &tokens[..self.page_size], &[]).map(|_| None);
             }
             let start = first.0 as usize;
-            for (node, record) in (first.0..).zip(&self.nodes[start..start + run]) {
-                found(NodeId(node), record.page);
-            }
+            found.nodes.extend((first.0..first.0 + run as u32).map(NodeId));
+            found.pages.extend(self.nodes[start..start + run].iter().map(|record| record.page));
             parent = ParentId::Node(NodeId(first.0 + run as u32 - 1));
             block += run;
             ask = if run < AHEAD { AHEAD } else { 1 };

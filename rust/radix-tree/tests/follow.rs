@@ -2,7 +2,7 @@
 
 use block_hash::Token;
 use block_pool::PageId;
-use radix_tree::{DigestCollision, Insertion, NamespaceKey, NodeId, ParentId, PrefixTree};
+use radix_tree::{DigestCollision, Hits, Insertion, NamespaceKey, NodeId, ParentId, PrefixTree};
 
 const PAGE: usize = 2;
 /// More blocks than are compared together, so that a prefix is followed in several runs.
@@ -54,9 +54,9 @@ impl Scene {
 
     /// What following `tokens` finds, and how it ends.
     fn follow(&self, keys: &[u64], tokens: &[Token]) -> (Vec<(NodeId, PageId)>, End) {
-        let mut found = Vec::new();
-        let end = self.tree.follow(self.root, keys, tokens, |node, page| found.push((node, page)));
-        (found, end)
+        let mut found = Hits::default();
+        let end = self.tree.follow(self.root, keys, tokens, &mut found);
+        (found.nodes.into_iter().zip(found.pages).collect(), end)
     }
 }
 

@@ -1,0 +1,127 @@
+//! Many pages at once: what a request hits, takes and gives back usually lies in one piece of a list, and is
+//! cut out of it or put into it as one.
+
+use crate::ids::{NodeLink, PageId, Priority, Step};
+use crate::page::{Flags, NO_NODE};
+use crate::queue::{Piece, QueueId};
+use crate::slab::{Slab, Taken};
+
+impl Slab {
+    /// Hands out `count` pages as [`Slab::take`] does and appends them to `taken`, or none at all when
+    /// fewer are available: false then. The caller looks at what they stood for afterwards: these memory
+    /// accesses do not wait for each other, as they would between one take and the next.
+    pub fn take_many(&mut self, count: u32, priority: Priority, taken: &mut Vec<Taken>) -> bool {
+        if count > self.available() {
+            return false;
+        }
+        taken.reserve(count as usize);
+        let all = taken.len() + count as usize;
+        while taken.len() < all {
+            match self.queues.only_list() {
+                Some(queue) if queue == QueueId::UNCACHED || self.pristine() == 0 => {
+                    self.take_front(queue, all - taken.len(), priority, taken);
+                }
+                _ => taken.extend(self.take(priority)),
+            }
+        }
+        true
+    }
+
+    /// Takes up to `count` pages from the front of `queue`, whose pages all go before any other.
+    fn take_front(&mut self, queue: QueueId, count: usize, priority: Priority, taken: &mut Vec<Taken>) {
+        let mut piece = self.queues.front(queue);
+        let mut page = piece.first;
+        let count = count.min(self.queues.list_len(queue) as usize);
+        for _ in 0..count {
+            let record = &mut self.pages[page.index()];
+            let cached = record.node != NO_NODE && self.queues.is_current(record);
+            taken.push(Taken { page, evicted: cached.then_some(NodeLink(record.node)), pristine: false });
+            if record.flags.has(Flags::TIMED) {
+                self.limits.set(page, None, None);
+            }
+            record.refs = 1;
+            record.node = NO_NODE;
+            record.priority = priority;
+            record.flags = Flags::default();
+            record.queue = QueueId::NONE;
+            page = record.next;
+        }
+        piece.len = count as u32;
+        piece.next = page;
+        self.queues.cut(&mut self.pages, &piece);
+    }
+
+    /// [`Slab::acquire`] of pages that a request found, in the order of its blocks: they count as reused.
+    /// Gives the last use of each that nobody held to `waited`.
+    pub fn reuse_all(&mut self, pages: impl IntoIterator<Item = PageId>, mut waited: impl FnMut(Step)) {
+        // Released from the tail to the head, blocks lie in their list in reverse.
+        let mut piece = Piece::NONE;
+        for page in pages {
+            let record = &self.pages[page.index()];
+            if record.refs == 0 {
+                waited(record.last_use);
+            }
+            let plain = record.refs == 0
+                && record.flags.0 & (Flags::TIMED.0 | Flags::PINNED.0) == 0
+                && !record.queue.is_moved();
+            if !plain {
+                self.queues.cut(&mut self.pages, &std::mem::replace(&mut piece, Piece::NONE));
+                self.acquire(page);
+                self.pages[page.index()].flags.set(Flags::REUSED, true);
+                continue;
+            }
+            if record.queue == piece.queue && record.next == piece.first {
+                (piece.first, piece.prev) = (page, record.prev);
+                piece.len += 1;
+            } else {
+                self.queues.cut(&mut self.pages, &piece);
+                let record = &self.pages[page.index()];
+                let (queue, prev, next) = (record.queue, record.prev, record.next);
+                piece = Piece { queue, first: page, prev, next, len: 1 };
+            }
+            let record = &mut self.pages[page.index()];
+            record.refs = 1;
+            record.queue = QueueId::NONE;
+            record.flags.set(Flags::REUSED, true);
+        }
+        self.queues.cut(&mut self.pages, &piece);
+    }
+
+    /// [`Slab::release`] of pages, in the order in which they are to go.
+    pub fn release_all(&mut self, pages: impl IntoIterator<Item = PageId>, last_use: Step) {
+        let mut piece = Piece::NONE;
+        let mut last = PageId::NULL;
+        for page in pages {
+            let record = &self.pages[page.index()];
+            debug_assert!(record.refs > 0, "{page} is not referenced");
+            let plain = record.refs == 1 && record.flags.0 & (Flags::TIMED.0 | Flags::PINNED.0) == 0;
+            let queue = if plain { self.home(record) } else { QueueId::NONE };
+            if queue != piece.queue {
+                self.queues.append(&mut self.pages, &piece, last);
+                piece = Piece::NONE;
+            }
+            if !plain {
+                self.release(page, last_use);
+                continue;
+            }
+            let stamp = self.queues.tick();
+            let prev = if piece.len == 0 {
+                piece = Piece { queue, first: page, ..Piece::NONE };
+                PageId::NULL // linked when the piece is appended
+            } else {
+                self.pages[last.index()].next = page;
+                last
+            };
+            let record = &mut self.pages[page.index()];
+            record.refs = 0;
+            record.last_use = record.last_use.max(last_use);
+            if queue == QueueId::UNCACHED {
+                record.node = NO_NODE; // the new stamp must not revive what was forgotten
+            }
+            (record.stamp, record.queue, record.prev) = (stamp, queue, prev);
+            piece.len += 1;
+            last = page;
+        }
+        self.queues.append(&mut self.pages, &piece, last);
+    }
+}

@@ -1,0 +1,197 @@
+"""Copies in flight: those that only read, loads from other tiers, offloads to them, and copies on write."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from model.keeping import Keeping
+from model.pool import Content
+from model.requests import Load, Plan, Request
+
+
+@dataclass
+class Copy:
+    """A copy in flight."""
+
+    pages: list[int]
+    blocks: list[Content]
+    """What an offload or a load moves; nothing else is told of other copies."""
+    loads: object = None
+    """The request that waits for it."""
+    stale: bool = False
+    """The cache was reset since it began: the tier keeps nothing of it."""
+
+
+class Copying(Keeping):
+    """The pool beside the movers that read it and write to it."""
+
+    def __init__(self, page_size: int, pages: int, *, tier: bool, **options: str | int) -> None:
+        super().__init__(page_size, pages, **options)  # type: ignore[arg-type]
+        self.tier: set[Content] | None = set() if tier else None
+        """Blocks that are kept beyond the device, if anything is."""
+        self.copies: dict[int, Copy] = {}
+        self.page_copies: list[list[int]] = []
+        """[source, destination] of each copy that goes before the next forward."""
+        self.new_offloads: list[int] = []
+
+    def start_copy(
+        self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None
+    ) -> int:
+        copy = self.counts["copies_started"]
+        self.counts["copies_started"] += 1
+        self.copies[copy] = Copy(list(pages), list(blocks), loads)
+        for page in self.copies[copy].pages:
+            self.pool.touch(page)
+        return copy
+
+    def end_copy(self, copy: int, end: str = "finished") -> bool:
+        """`end` is "finished", "failed" or "refused". True when a request waited for it.
+
+        Pages that only this copy held become free now, the tail of the sequence first.
+        """
+        ended = self.copies.pop(copy)
+        self.counts[f"copies_{end}"] += 1
+        for page in reversed(ended.pages):
+            self.pool.end_touch(page)
+        request = self.requests.get(ended.loads)
+        if request is None or request.load is None or request.load.copy != copy:
+            return False
+        if end == "finished":
+            self._land(request)
+        else:
+            request.load_failed = request.load_failed or end == "failed"
+            self.drop_load(request)
+            request.outdated = request.outdated and bool(request.row)
+        return True
+
+    def reset(self, order: Sequence[int]) -> None:
+        """Loads on the way land unpublished, offloads on the way are dropped."""
+        super().reset(order)
+        for copy in self.copies.values():
+            copy.stale = True
+        if self.tier is not None:
+            self.tier.clear()
+
+    def keep(self, copy: int) -> None:
+        """The tier has what the offload brought it, unless it was reset meanwhile."""
+        assert self.tier is not None
+        if not self.copies[copy].stale:
+            self.tier.update(self.copies[copy].blocks)
+
+    # Loads
+
+    def loadable(self, name: object) -> int:
+        """Blocks behind those on the device that the tier has without a gap, if the request may ask."""
+        request = self.requests[name]
+        if self.tier is None or not self.reads(request) or request.load_failed or request.live:
+            return 0
+        on_device = request.offered + len(self.match(request.namespace, request.known, request.offered))
+        reusable = (len(request.known) - 1) // self.page_size
+        found = 0
+        while on_device + found < reusable and self._is_kept(request, on_device + found):
+            found += 1
+        return found
+
+    def _is_kept(self, request: Request, block: int) -> bool:
+        assert self.tier is not None
+        return request.content(block, self.page_size) in self.tier
+
+    def reads(self, request: Request) -> bool:
+        """Whether hits may serve the request where it stands."""
+        return request.position < request.context and not request.no_read and not request.outdated
+
+    def begin_load(self, plan: Plan) -> int:
+        """Its pages are the load's until it has landed."""
+        request = plan.request
+        taken = [self.take_page() for _ in range(plan.fresh)]
+        pages, rest = taken[: plan.load], taken[plan.load :]
+        blocks = range(plan.first_load, plan.first_load + plan.load)
+        contents = [request.content(block, self.page_size) for block in blocks]
+        copy = self.start_copy(pages, contents, request.name)
+        gain = blocks.stop * self.page_size - request.processed
+        request.cached += gain
+        request.load = Load(copy, plan.first_load, pages, rest, gain)
+        return copy
+
+    def _land(self, request: Request) -> None:
+        load = request.load
+        assert load is not None
+        request.load = None
+        end = load.first + len(load.pages)
+        for page in reversed(request.row[load.first : end]):
+            self.pool.let_go(page)
+        request.row = request.row[: load.first] + load.pages + request.row[end:] + load.rest
+        self.counts["loaded_blocks"] += len(load.pages)
+        self.counts["loaded_tokens"] += load.gain
+        request.processed = end * self.page_size
+        if self.publishes(request):
+            self.store_computed(request)  # the tier has these blocks
+        if not request.outdated:
+            self.mark_reused(request, end)
+
+    def drop_load(self, request: Request) -> None:
+        """Pages of the load are in flight until the copy ends, then free."""
+        load, request.load = request.load, None
+        if load is not None:
+            request.cached -= load.gain
+            for page in [*reversed(load.rest), *reversed(load.pages)]:
+                self.pool.let_go(page)
+
+    # Publication, and what goes to other tiers then
+
+    def publishes(self, request: Request) -> bool:
+        return self.caching and not request.no_store and not request.outdated
+
+    caching = True
+
+    def publish(self, name: object) -> None:
+        request = self.requests[name]
+        if not self.publishes(request):
+            return
+        new = self.store_computed(request)
+        if new and self.tier is not None:
+            pages = [request.row[block] for block in new]
+            blocks = [request.content(block, self.page_size) for block in new]
+            self.new_offloads.append(self.start_copy(pages, blocks))
+
+    # Copies on write
+
+    def must_copy(self, page: int, leaving: int) -> bool:
+        """Whether a forward may not write to the page.
+
+        The block is stored, or another request holds it (`leaving` get copies in the same batch), or a mover
+        reads it. Copies planned before go before the forward.
+        """
+        planned = sum(pair.count(page) for pair in self.page_copies)
+        return (
+            page in self.pool.stored
+            or self.pool.references[page] - leaving > 1
+            or self.pool.touched[page] > planned
+        )
+
+    def copy_on_write(self, request: Request, block: int) -> None:
+        source, request.row[block] = request.row[block], self.take_page()
+        pair = [source, request.row[block]]
+        for page in pair:
+            self.pool.touch(page)
+        self.pool.let_go(source)
+        self.page_copies.append(pair)
+        self.counts["page_copies"] += 1
+
+    def take_page_copies(self) -> list[list[int]]:
+        """They are carried out now. Their pages count as used until now."""
+        copies, self.page_copies = self.page_copies, []
+        for page in [page for pair in copies for page in pair]:
+            self.pool.hold(page)
+            self.pool.end_touch(page)
+            self.pool.let_go(page)
+            self.pool.refresh_above(page)
+        return copies
+
+    def take_page(self) -> int:
+        self.counts["pages_allocated"] += 1
+        self.counts["pages_allocated_new"] += not self.pool.loose and bool(self.pool.pristine)
+        page, evicted = self.pool.take()
+        if evicted is not None:
+            self.told.removed(evicted)
+            self.counts["evictions"] += 1
+        return page

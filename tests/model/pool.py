@@ -1,0 +1,208 @@
+"""Pages and the blocks that they stand for: who holds a page, and which one goes next."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+Content = tuple[object, tuple[int | None, ...]]
+"""A block's identity: (namespace, all tokens from the first to the block's last)."""
+
+
+class Limit(NamedTuple):
+    """When a priority ends: `seconds` after the last release, or at that time."""
+
+    seconds: float
+    after_release: bool
+
+
+class Pool:
+    """The pages of one device pool, 1 to `pages`, and the stored blocks by what they are."""
+
+    def __init__(self, page_size: int, pages: int, priority: int, *, scan_resistant: bool) -> None:
+        self.page_size = page_size
+        self.pages = pages
+        self.default = priority
+        self.scan_resistant = scan_resistant
+        self.now = 0.0
+        self.tree: dict[Content, int] = {}
+        self.stored: dict[int, Content] = {}
+        """What a page stands for: the reverse of `tree`."""
+        self.priority: dict[int, int] = {}
+        """Of stored pages, like the next three."""
+        self.limits: dict[int, Limit] = {}
+        self.reused: set[int] = set()
+        self.references: Counter[int] = Counter()
+        self.touched: Counter[int] = Counter()
+        """Copies in flight that read or write a page."""
+        self.released: dict[int, float] = {}
+        """When the last holder of a page let go."""
+        self.pristine = list(range(1, pages + 1))
+        self.loose: list[int] = []
+        """Idle pages that stand for nothing, the next one first."""
+        self.idle: dict[int, int] = {}
+        """Idle pages that stand for a block, with the turn at which they were released."""
+        self.turns = 0
+
+    @property
+    def free(self) -> int:
+        """Pages that a request may be given: never used, or held by nobody."""
+        return len(self.pristine) + len(self.loose) + len(self.idle)
+
+    def is_idle(self, page: int) -> bool:
+        return page in self.idle or page in self.loose
+
+    def is_writable(self, page: int) -> bool:
+        """Whether one request holds the page, nobody can find it and no copy reads it."""
+        return self.references[page] == 1 and page not in self.stored and not self.touched[page]
+
+    # Holders
+
+    def take(self) -> tuple[int, Content | None]:
+        """A page for new KV, with the block that is evicted for it.
+
+        Released pages that stand for nothing go first, then unused ones, then victims.
+        """
+        evicted = None
+        if self.loose:
+            page = self.loose.pop(0)
+        elif self.pristine:
+            page = self.pristine.pop(0)
+        else:
+            page = self.victim(self.idle)
+            del self.idle[page]
+            evicted = self.forget(page)
+        self.references[page] = 1
+        return page, evicted
+
+    def victim(self, idle: dict[int, int]) -> int:
+        """Of the lowest priority the least recently released page.
+
+        When scans are resisted, pages that were never reused go before those that were, as long as these are
+        at most a third of their priority's.
+        """
+        lowest = min(self.priority[page] for page in idle)
+        level = [page for page in idle if self.priority[page] == lowest]
+        if self.scan_resistant:
+            once = [page for page in level if page not in self.reused]
+            if 2 * (len(level) - len(once)) <= len(once):
+                level = once
+        return min(level, key=lambda page: idle[page])
+
+    def order(self) -> list[int]:
+        """All idle pages, the next to go first."""
+        order, idle = list(self.loose), dict(self.idle)
+        while idle:
+            order.append(self.victim(idle))
+            del idle[order[-1]]
+        return order
+
+    def hold(self, page: int) -> None:
+        if not self.references[page]:
+            self.released.pop(page, None)
+            self._leave_queue(page)
+        self.references[page] += 1
+
+    def let_go(self, page: int) -> None:
+        assert self.references[page] > 0
+        self.references[page] -= 1
+        if not self.references[page]:
+            self.released[page] = self.now
+            if not self.touched[page]:
+                self._enqueue(page)
+
+    def touch(self, page: int) -> None:
+        """A copy begins to read or write the page."""
+        if not self.references[page] and not self.touched[page]:
+            self._leave_queue(page)
+        self.touched[page] += 1
+
+    def end_touch(self, page: int) -> None:
+        """The copy has ended. Idle blocks above a page that becomes idle count as used until now."""
+        self.touched[page] -= 1
+        if not self.touched[page] and not self.references[page]:
+            self._enqueue(page)
+            self.refresh_above(page)
+
+    def refresh(self, page: int | None) -> None:
+        """Counts an idle stored page as used until now."""
+        if page in self.idle:
+            self.released[page] = self.now
+            del self.idle[page]
+            self._enqueue(page)
+
+    def refresh_above(self, page: int) -> None:
+        """Counts the blocks above an idle page as used until now, as far as they are idle.
+
+        So no block goes before one below it, unless its priority is lower.
+        """
+        if page not in self.idle:
+            return
+        namespace, tokens = self.stored[page]
+        for end in range(len(tokens) - self.page_size, 0, -self.page_size):
+            above = self.tree.get((namespace, tokens[:end]))
+            if above not in self.idle:
+                return
+            self.refresh(above)
+
+    def _enqueue(self, page: int) -> None:
+        if page in self.stored:
+            self.turns += 1
+            self.idle[page] = self.turns
+        else:
+            self.loose.append(page)
+
+    def _leave_queue(self, page: int) -> None:
+        if self.idle.pop(page, None) is None and page in self.loose:
+            self.loose.remove(page)
+
+    # Blocks
+
+    def store(self, content: Content, page: int) -> None:
+        self.tree[content] = page
+        self.stored[page] = content
+        self.priority[page] = self.default
+
+    def forget(self, page: int) -> Content:
+        """The page stands for nothing any more; gives the block that it stood for."""
+        content = self.stored.pop(page)
+        del self.tree[content]
+        del self.priority[page]
+        self.limits.pop(page, None)
+        self.reused.discard(page)
+        if self.idle.pop(page, None) is not None:
+            self.loose.append(page)
+        return content
+
+    def forget_all(self, order: Sequence[int]) -> None:
+        """Every idle page is loose. `order` is the manager's: it may leave those of one call as they were."""
+        assert sorted(order) == sorted([*self.loose, *self.idle])
+        assert list(order[: len(self.loose)]) == self.loose
+        self.loose = list(order)
+        for book in (self.tree, self.stored, self.priority, self.limits, self.reused, self.idle):
+            book.clear()
+
+    # Time
+
+    def retain(self, page: int, priority: int, limit: Limit | None) -> None:
+        """Gives a stored page another priority. A wait that it is in goes on; its duration counts from now."""
+        self.priority[page] = priority
+        self.limits.pop(page, None)
+        if limit is not None:
+            self.limits[page] = limit
+        if not self.references[page]:
+            self.released[page] = self.now
+
+    def tell_time(self, now: float) -> Iterator[tuple[int, int]]:
+        """Pages whose priority has ended by `now`, with that priority: the one that ended first first."""
+        self.now = now
+        ends = {page: self._end(page, limit) for page, limit in self.limits.items()}
+        over = sorted((end, page) for page, end in ends.items() if end is not None and end <= now)
+        for _, page in over:
+            del self.limits[page]
+            before, self.priority[page] = self.priority[page], self.default
+            yield page, before
+
+    def _end(self, page: int, limit: Limit) -> float | None:
+        if not limit.after_release:
+            return limit.seconds
+        return None if self.references[page] else self.released[page] + limit.seconds

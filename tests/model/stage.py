@@ -1,0 +1,150 @@
+"""What a random session plays with: the manager, its model, the engine's memory and requests."""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagekeeper as pk
+from model.ledger import Ledger
+from model.live import Live
+from model.memory import PageMemory
+from model.requests import Request
+from model.tier import Tier
+
+NAMESPACES: tuple[dict[str, Any], ...] = (
+    {},
+    {"cache_salt": "a"},
+    {"lora_id": "a"},
+    {"lora_id": "a", "lora_generation": 1},
+    {"lora_id": 1},
+)
+MAX_BATCH = 5
+
+
+class Stage:
+    """A pool of random size and kind, and nothing in it yet."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        choose: Any = self.random.choice
+        self.page_size = choose([1, 2, 3, 4, 16])
+        pages = self.random.randint(3, 16 if self.page_size < 16 else 8)
+        behaviour = {
+            "on_duplicate": choose(["adopt", "private"]),
+            "eviction_policy": choose(["priority_lru", "priority_slru"]),
+            "default_retention_priority": choose([35, 35, 20]),
+            "enable_prefix_caching": self.random.random() < 0.95,
+            "kv_hash_algo": choose(["ahash64", "sha256", "sha256_64"]),
+            "event_buffer_max_size": choose([0, 1, 4, 1000, 1000, 1000]),
+        }
+        chunk = choose([None, None, 1, 3, 7, 20])
+        reserve = choose(["chunk", "chunk", "prompt"])
+        self.memory = PageMemory(pages, self.page_size)
+        caching = behaviour["enable_prefix_caching"]
+        self.tier = Tier(self.memory) if caching and self.random.random() < 0.5 else None
+        options = {"max_num_input_tokens": chunk, "reserve": reserve}
+        self.trace = [f"page_size={self.page_size} {pages=} {behaviour} {options} tier={bool(self.tier)}"]
+        self.params = pk.MHAKVCacheParams(
+            dtype="float32",
+            n_kv_heads=1,
+            head_dim=8,
+            num_layers=1,
+            page_size=self.page_size,
+            devices=["cpu"],
+            kv_hash_seed="5a" * 32,
+            **behaviour,
+        )
+        self.kv = pk.PagedKVCacheManager(
+            params=self.params,
+            total_num_pages=pages,
+            max_batch_size=MAX_BATCH,
+            allocate_pools=False,
+            connector=self.tier,
+            **options,
+        )
+        self.model = Ledger(
+            self.page_size,
+            pages,
+            on_duplicate=behaviour["on_duplicate"],
+            policy=behaviour["eviction_policy"],
+            priority=behaviour["default_retention_priority"],
+            caching=caching,
+            chunk=chunk,
+            reserve=reserve,
+            tier=self.tier is not None,
+        )
+        self.pool = self.model.pool
+        self.live: list[Live] = []
+        self.gone: list[tuple[Any, int]] = []
+        """Released contexts with the slots they had."""
+        longest = min(pages * self.page_size, 70) * 3 // 4
+        self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(longest)] for _ in range(2)]
+
+    def note(self, line: str) -> None:
+        self.trace.append(line)
+
+    def request(self, one: Live) -> Request:
+        return self.model.requests[one.ctx.request_id]
+
+    def can_plan(self, one: Live) -> bool:
+        request = self.request(one)
+        if request.load is not None:
+            return False
+        if not request.live:
+            return request.position < len(request.tokens)
+        joined = self.model.step_open and request.live[-1].number == self.model.step_number
+        return len(request.live) < 2 and not joined
+
+    def pick(self, wanted: Callable[[Live], bool], most: int = MAX_BATCH) -> list[Live]:
+        """Some of the requests for which the call makes sense, in any order."""
+        able = [one for one in self.live if wanted(one)]
+        return self.random.sample(able, min(len(able), self.random.randint(1, most)))
+
+    def form(self, batch: Sequence[Live], *, single: bool = True) -> Any:
+        """The batch as one context, a list of contexts or an array of slots."""
+        kind = self.random.random()
+        if single and len(batch) == 1 and kind < 0.4:
+            return batch[0].ctx
+        if kind < 0.7:
+            return [one.ctx for one in batch]
+        return np.array([one.ctx.slot for one in batch], np.int32)
+
+    def places(self, batch: Sequence[Live]) -> list[int]:
+        return [self.live.index(one) for one in batch]
+
+    def prompt(self) -> list[int]:
+        stem = self.random.choice(self.stems)
+        cut = self.random.choice([len(stem), self.random.randint(0, len(stem))])
+        tail = self.random.choices([1, 2], k=self.random.choice([0, 1, 3, self.page_size]))
+        return (stem[:cut] + tail) or [1]
+
+    def prefix(self) -> tuple[int, list[int], dict[str, Any]]:
+        """A namespace, tokens, and the namespace as the verbs take it that know no request."""
+        tokens, namespace = self.prompt(), self.random.randrange(len(NAMESPACES))
+        keys = dict(NAMESPACES[namespace])
+        if "cache_salt" in keys:
+            keys["salt"] = keys.pop("cache_salt")
+        return namespace, tokens, keys
+
+    def settle_ended(self) -> None:
+        """What a new step makes of copies that have ended."""
+
+    def next_to_go(self) -> list[int]:
+        """The manager's idle pages in the order in which they go."""
+        [line] = re.findall(r"the next to go first: \[(.*)\]", self.kv.debug_dump())
+        return [int(page) for page in line.split(",") if page]
+
+    def refused(self, error: type[Exception], call: Callable[[], object]) -> Any:
+        """The call fails with `error` and leaves everything as it was."""
+        before, counts = self.kv.fingerprint(), self.kv.metrics()
+        with pytest.raises(error) as caught:
+            call()
+        after = self.kv.metrics()
+        assert self.kv.fingerprint() == before, f"a refused call changed the ledger: {caught.value}"
+        moved = {name for name, count in after.items() if count != counts[name]}
+        assert moved <= {"failed_allocs", "connector_errors"}, f"a refused call counted {moved}"
+        return caught.value

@@ -1,0 +1,83 @@
+"""Calls of a random session that say what is kept, that look, and that must be refused."""
+
+from model.misuse import wrong_calls
+from model.stage import MAX_BATCH, Stage
+
+
+class Tending(Stage):
+    """Retention, pins, forgetting; probes; misuse."""
+
+    def pass_time(self) -> None:
+        now = self.pool.now + self.random.choice([0, 0.5, 1, 4])
+        self.note(f"begin_step now={now}")
+        self.settle_ended()
+        assert self.kv.begin_step(now=now) == self.model.begin_step(now)
+
+    def hint(self) -> None:
+        batch = self.pick(lambda one: True, most=3)
+        names = [one.ctx.request_id for one in batch]
+        if self.random.random() < 0.5:
+            self.note(f"session_hint {self.places(batch)} done")
+            self.model.session_done(names)
+            self.kv.session_hint([one.ctx for one in batch], "done")
+            return
+        priority, seconds = self.random.choice([20, 35, 80, 100]), self.random.choice([None, 0, 1, 3])
+        self.note(f"session_hint {self.places(batch)} resume_soon {priority=} {seconds=}")
+        self.model.resume_soon(names, priority, seconds)
+        duration = None if seconds is None else seconds * 1000.0
+        contexts = [one.ctx for one in batch]
+        self.kv.session_hint(contexts, "resume_soon", priority=priority, duration_ms=duration)
+
+    def pin(self) -> None:
+        for one in self.pick(lambda one: len(self.model.pins) < 2, most=1):
+            number = self.kv.pin(one.ctx)
+            self.note(f"pin {number} of {self.places([one])}")
+            self.model.pin(number, one.ctx.request_id)
+
+    def unpin(self) -> None:
+        if self.model.pins:
+            number = self.random.choice(list(self.model.pins))
+            self.note(f"unpin {number}")
+            self.model.unpin(number)
+            self.kv.unpin(number)
+
+    def truncate_prefix(self) -> None:
+        namespace, tokens, keys = self.prefix()
+        tokens = tokens[: self.random.randint(0, len(tokens))]
+        self.note(f"truncate_prefix {keys} {tokens}")
+        forgotten = self.kv.truncate_prefix(tokens, **keys)
+        assert self.model.truncate_prefix(namespace, tokens, self.next_to_go()) == forgotten
+
+    def reset(self) -> None:
+        self.note("reset_prefix_cache")
+        self.kv.reset_prefix_cache()
+        self.model.reset(self.next_to_go())
+
+    def look(self) -> None:
+        """The router's probe and the scheduler's summary answer like the model, and change nothing."""
+        namespace, tokens, keys = self.prefix()
+        self.note(f"probe {keys} {tokens}")
+        before = self.kv.fingerprint()
+        pages = self.model.match(namespace, tokens) if self.model.caching else []
+        summary = self.kv.analyze_prefix_reuse(tokens, **keys)
+        assert summary.device_blocks >= len(pages)
+        assert summary.reusable_blocks_allocated == sum(not self.pool.is_idle(page) for page in pages)
+        if self.tier is None:
+            assert self.kv.probe_prefix_match_length(tokens, **keys) == len(pages) * self.page_size
+        self.kv.metrics()
+        self.kv.event_snapshot()
+        for one in self.live:
+            self.kv.get_cache_indices(one.ctx)
+        assert self.kv.fingerprint() == before
+
+    def misuse(self) -> None:
+        former = self.random.choice(self.gone) if self.gone else None
+        running = self.random.choice(self.live).ctx if self.live else None
+        blocked = [one for one in self.live if not self.can_plan(one)]
+        wrong = wrong_calls(self.kv, MAX_BATCH, running, former)
+        if blocked:
+            idle = self.random.choice(blocked).ctx
+            wrong["alloc with nothing to compute or in one step twice"] = lambda: self.kv.alloc(idle)
+        name = self.random.choice(list(wrong))
+        self.note(f"misuse: {name}")
+        self.refused(ValueError, wrong[name])

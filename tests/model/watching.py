@@ -1,0 +1,135 @@
+"""Events of a random session, and what whoever hears them makes of them."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import pagekeeper as pk
+from pagekeeper import events
+from model.events import Cleared, Event, Removed, Stored, Updated
+from model.pool import Content
+from model.stage import NAMESPACES, Stage
+
+
+class Watching(Stage):
+    """Hears the cache, and knows from that alone what it holds."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.index = events.BlockIndex()
+        self.priorities: dict[int, int] = {}
+        """Of each block that the events tell of."""
+        self.hashes: dict[Content, int] = {}
+        """Of blocks, by the functions for those who are not the manager."""
+
+    def hear(self) -> None:
+        """Takes the events of the last call, or, where some are lost, a snapshot."""
+        metrics = self.kv.metrics()
+        size = self.params.event_buffer_max_size
+        expected = self.model.told.take()
+        if not size:
+            assert metrics["events_recorded"] == 0
+            assert self.kv.get_latest_events() == []
+            return
+        assert metrics["events_recorded"] == self.model.told.count
+        heard = self.kv.get_latest_events()
+        first = self.index.last_event_id + 1
+        if self.index.apply(heard):
+            assert [event.id for event in heard] == list(range(first, self.model.told.count))
+            self.check_events([event for event in heard if not isinstance(event, events.Created)], expected)
+        else:
+            assert len(heard) == size
+            snapshot = self.kv.event_snapshot()
+            self.index.apply_snapshot(snapshot)
+            self.priorities.clear()
+            heard = list(snapshot.events)
+        self.note_priorities(heard)
+        self.check_index()
+
+    def check_events(self, heard: Sequence[events.Event], expected: Sequence[Event]) -> None:
+        """What is stored and what goes, in order; and what changes, in order."""
+        kinds = (events.Stored, events.Removed, events.Cleared), (events.Updated,)
+        modelled = (Stored, Removed, Cleared), (Updated,)
+        for found, told in zip(kinds, modelled, strict=True):
+            given = [event for event in heard if isinstance(event, found)]
+            wanted = [event for event in expected if isinstance(event, told)]
+            assert len(given) == len(wanted), f"{given} for {wanted}"
+            for one, other in zip(given, wanted, strict=True):
+                self.check_event(one, other)
+
+    def check_event(self, event: events.Event, expected: Event) -> None:
+        match event, expected:
+            case events.Stored(), Stored(blocks, priority):
+                namespace, tokens = blocks[0]
+                before = tokens[: -self.page_size]
+                parent = self.hash_of((namespace, before)) if before else None
+                assert event.hashes == tuple(map(self.hash_of, blocks))
+                assert (event.parent_hash, event.priority) == (parent, priority)
+                assert event.first_block * self.page_size == len(before)
+                assert event.token_ids.tolist() == [plain(atom) for atom in blocks[-1][1][len(before) :]]
+                assert event.lora_id == NAMESPACES[namespace].get("lora_id")  # type: ignore[call-overload]
+            case events.Removed(), Removed(blocks):
+                assert event.hashes == tuple(map(self.hash_of, blocks))
+            case events.Updated(), Updated(block, old, new):
+                assert (event.block_hash, event.priority) == (self.hash_of(block), (old, new))
+            case _:
+                assert isinstance(event, events.Cleared) == isinstance(expected, Cleared)
+
+    def note_priorities(self, heard: Sequence[events.Event]) -> None:
+        for event in heard:
+            match event:
+                case events.Stored():
+                    self.priorities.update(dict.fromkeys(event.hashes, event.priority))
+                case events.Removed():
+                    for block in event.hashes:
+                        del self.priorities[block]
+                case events.Updated(priority=(old, new)):
+                    assert self.priorities[event.block_hash] == old
+                    self.priorities[event.block_hash] = new
+                case events.Cleared():
+                    self.priorities.clear()
+
+    def check_index(self) -> None:
+        """The index answers like the manager, for every namespace, and knows the priorities."""
+        tree, priority = self.pool.tree, self.pool.priority
+        known = {self.hash_of(content): priority[page] for content, page in tree.items()}
+        assert self.index.hashes() == known.keys()
+        assert self.priorities == known
+        assert self.index.last_event_id == self.model.told.count - 1
+
+    def check_answers(self) -> None:
+        """The index finds of a prompt what the manager finds."""
+        if self.params.event_buffer_max_size and self.tier is None:
+            namespace, tokens, keys = self.prefix()
+            whole = len(tokens) // self.page_size
+            prefix = [
+                self.hash_of((namespace, tuple(tokens[: (block + 1) * self.page_size])))
+                for block in range((len(tokens) - 1) // self.page_size)
+            ]
+            assert len(prefix) <= whole
+            found = self.kv.probe_prefix_match_length(tokens, **keys)
+            assert self.index.match_length(prefix) * self.page_size == found
+
+    def hash_of(self, content: Content) -> int:
+        """The number that events have for a block."""
+        if content not in self.hashes:
+            namespace, atoms = content
+            keys = dict(NAMESPACES[namespace])  # type: ignore[call-overload]
+            if "cache_salt" in keys:
+                keys["salt"] = keys.pop("cache_salt")
+            tokens = [plain(atom) for atom in atoms]
+            items = []
+            for place, atom in enumerate(atoms):
+                if isinstance(atom, tuple):
+                    _, kind, offset, length = atom
+                    items = [(bytes([kind]) * 32, place - offset, length)]
+                    tokens += [0] * (place - offset + length - len(tokens))
+                    break
+            hashing = partial(pk.hash_blocks, algo=self.params.kv_hash_algo, seed=self.kv.hash_seed)
+            hashes = hashing(tokens, self.page_size, mm_items=items, **keys)
+            self.hashes[content] = events.block_key(hashes[len(atoms) // self.page_size - 1])
+        return self.hashes[content]
+
+
+def plain(atom: object) -> object:
+    """The token of an atom."""
+    return atom[0] if isinstance(atom, tuple) else atom
