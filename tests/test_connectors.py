@@ -145,6 +145,15 @@ def test_a_load_that_lands_after_a_reset_is_the_requests_alone() -> None:
     assert hit(cache.kv, PROMPT) == 0
 
 
+@pytest.mark.parametrize("limit", [{"pages": 4}, {"max_seq_len": 16}])
+def test_a_prefetch_of_the_longest_prompt_brings_what_a_request_may_reuse(limit: dict[str, Any]) -> None:
+    cache = Cache(**limit)
+    cache.serve(range(16))
+    cache.kv.truncate_prefix([])
+    cache.kv.prefetch(list(range(16)))
+    assert [len(copy.pages) for copy in cache.tier.in_flight()] == [3]
+
+
 @pytest.mark.parametrize("call", ["runtime_inputs", "alloc", "step"])
 def test_a_request_that_waits_is_in_no_batch(call: str) -> None:
     cache = in_tier()
