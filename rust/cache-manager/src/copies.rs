@@ -146,13 +146,13 @@ impl Ledger {
     }
 }
 
-/// Counts the blocks above that of `page`, which just became evictable, as used now too.
+/// Counts the blocks above that of `page`, which just became evictable, as used now too: whatever their
+/// priorities are now, they may be equal later.
 pub(crate) fn refresh_ancestors(slab: &mut Slab, tree: &PrefixTree, page: PageId) {
-    let priority = slab.priority(page);
     let mut node = slab.node(page).map(|link| NodeId(link.0));
     while let Some(ParentId::Node(parent)) = node.map(|node| tree.parent(node)) {
         match tree.page(parent) {
-            Some(page) if slab.is_evictable(page) && slab.priority(page) == priority => slab.refresh(page),
+            Some(page) if slab.is_evictable(page) => slab.refresh(page),
             _ => return,
         }
         node = Some(parent);
