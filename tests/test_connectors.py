@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.engine import claimed, compute, free, hit, manager, row
+from model.engine import claimed, compute, free, hit, manager, request, row
 from model.memory import PageMemory, prefix_values
 from model.tier import Tier
 
@@ -493,6 +493,12 @@ def test_there_is_nothing_to_prefetch_without_stored_blocks() -> None:
     ctx = claimed(cache.kv, PROMPT)
     assert cache.kv.prefetch(ctx).is_complete()
     assert (ctx.active_length, free(cache.kv)) == (0, 8)
+
+
+@pytest.mark.parametrize("connector", [None, Tier(PageMemory(8, 4))], ids=["no connector", "a connector"])
+def test_a_request_that_is_not_claimed_is_not_prefetched(connector: Tier | None) -> None:
+    with pytest.raises(ValueError, match="not claimed"):
+        manager(connector=connector).prefetch(request(PROMPT))
 
 
 def test_a_preempted_request_may_load_its_own_blocks_again() -> None:
