@@ -169,6 +169,18 @@ def test_a_running_request_stores_nothing_after_a_reset() -> None:
     assert hit(kv, PROMPT) == 0
 
 
+def test_a_request_that_is_truncated_to_nothing_after_a_reset_shares_again() -> None:
+    kv = manager(pages=4, page_size=4)
+    ctx = prefilled(kv, range(9))
+    kv.reset_prefix_cache()
+    ctx.truncate(0)
+    for token in range(9):
+        ctx.update(token)
+    compute(kv, ctx)
+    kv.release(ctx)
+    assert hit(kv, range(9)) == 8
+
+
 def test_a_forward_that_a_reset_overtakes_stores_nothing() -> None:
     kv = manager(pages=4)
     ctx = claimed(kv, PROMPT[:8])

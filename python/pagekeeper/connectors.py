@@ -63,7 +63,8 @@ class KVConnector(Protocol):
     ) -> KVConnectorTransfer:
         """Begins to copy blocks into pages, all or nothing.
 
-        The pages belong to the load until the transfer is complete.
+        A page may be read by forwards that were launched already: a connector that copies on a stream of its
+        own orders the copy after them. The pages belong to the load until the transfer is complete.
 
         Raises:
             KVLoadRefused: nothing was moved and nothing will be.

@@ -288,6 +288,8 @@ class Ledger(Copying):
         request.offered = min(request.offered, whole)
         request.processed = min(request.processed, length, keep * self.page_size)
         request.prompt = min(request.prompt, length)
+        if not request.row:
+            request.outdated = False  # it holds nothing that is older than the reset
         request.context = min(request.context, length)
 
     def _give_back(self, request: Request, keep: int = 0, whole: int = 0) -> None:

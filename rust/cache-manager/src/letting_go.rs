@@ -53,6 +53,9 @@ impl Ledger {
         sequence.prompt_end = sequence.prompt_end.min(len);
         sequence.prompt = sequence.prompt.min(len);
         sequence.blocked &= sequence.nodes.len() < full;
+        if sequence.epoch != current && sequence.holds_nothing() {
+            sequence.join_epoch(&mut self.tree, current);
+        }
         Ok(())
     }
 
