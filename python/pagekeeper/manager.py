@@ -274,7 +274,7 @@ class PagedKVCacheManager:
         try:
             self._core.alloc_dummy(ctx)
         except BaseException:
-            if claimed_here:
+            if isinstance(ctx, TextContext) and claimed_here:
                 self._core.unclaim(ctx)
             raise
         return _COMPLETED
