@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.engine import claimed, compute, free, hit, manager, row
+from model.engine import claimed, compute, free, hit, manager, request, row
 from model.memory import PageMemory, prefix_values
 from model.tier import Tier
 
@@ -125,6 +125,33 @@ def test_a_request_whose_load_fails_after_a_reset_shares_what_it_computes() -> N
     cache.kv.poll_transfers()
     cache.run(ctx)
     assert hit(cache.kv, PROMPT) == 12
+
+
+def test_a_load_that_lands_after_a_reset_is_the_requests_alone() -> None:
+    cache = in_tier()
+    cache.tier.loads = "refuse"
+    cache.serve(PROMPT[:5])  # the first block is on the device again
+    cache.tier.loads = "late"
+    ctx = claimed(cache.kv, PROMPT)
+    cache.kv.alloc(ctx)
+    [load] = cache.tier.in_flight()
+    assert len(load.pages) == 2
+    load.finish()
+    cache.kv.reset_prefix_cache()
+    assert cache.kv.poll_transfers() == [ctx.request_id]
+    cache.kv.verify()
+    cache.run(ctx)
+    assert ctx.cached_prefix_length == 12
+    assert hit(cache.kv, PROMPT) == 0
+
+
+@pytest.mark.parametrize("limit", [{"pages": 4}, {"max_seq_len": 16}])
+def test_a_prefetch_of_the_longest_prompt_brings_what_a_request_may_reuse(limit: dict[str, Any]) -> None:
+    cache = Cache(**limit)
+    cache.serve(range(16))
+    cache.kv.truncate_prefix([])
+    cache.kv.prefetch(list(range(16)))
+    assert [len(copy.pages) for copy in cache.tier.in_flight()] == [3]
 
 
 @pytest.mark.parametrize("call", ["runtime_inputs", "alloc", "step"])
@@ -466,6 +493,12 @@ def test_there_is_nothing_to_prefetch_without_stored_blocks() -> None:
     ctx = claimed(cache.kv, PROMPT)
     assert cache.kv.prefetch(ctx).is_complete()
     assert (ctx.active_length, free(cache.kv)) == (0, 8)
+
+
+@pytest.mark.parametrize("connector", [None, Tier(PageMemory(8, 4))], ids=["no connector", "a connector"])
+def test_a_request_that_is_not_claimed_is_not_prefetched(connector: Tier | None) -> None:
+    with pytest.raises(ValueError, match="not claimed"):
+        manager(connector=connector).prefetch(request(PROMPT))
 
 
 def test_a_preempted_request_may_load_its_own_blocks_again() -> None:

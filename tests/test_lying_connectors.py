@@ -1,15 +1,15 @@
 """Connectors that lie, raise and interrupt: the scheduler goes on, and no page is lost or served wrongly."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.engine import claimed, compute, free, hit, manager, request, row, store
+from model.engine import claimed, compute, free, manager, store
 from model.memory import PageMemory
-from model.tier import LateCopy, Tier
+from model.tier import Tier
 from pagekeeper.transfers import CompletedTransfer
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and a token
@@ -272,6 +272,16 @@ def test_a_refused_prefetch_changes_nothing() -> None:
     before = kv.fingerprint()
     with pytest.raises(pk.InsufficientBlocksError):
         kv.prefetch(PROMPT)
+    assert kv.fingerprint() == before
+
+
+def test_a_prefetch_of_a_request_that_waits_does_not_say_that_its_pages_may_be_read() -> None:
+    kv, _ = stored_in_the_tier()
+    ctx = claimed(kv, PROMPT)
+    kv.prefetch(ctx)
+    before = kv.fingerprint()
+    with pytest.raises(ValueError, match="waits for a load"):
+        kv.prefetch(ctx)
     assert kv.fingerprint() == before
 
 

@@ -283,6 +283,22 @@ def test_blocks_that_come_from_another_tier_take_the_retention_of_who_loads_them
     assert priorities(kv, PROMPT[:9]) == [35, 80]
 
 
+def test_a_block_that_falls_back_to_the_priority_of_the_one_before_it_still_goes_first() -> None:
+    tier = Tier(PageMemory(3, 4), offloads="late")
+    kv = cache(pages=3, connector=tier)
+    retention = kept(pk.TokenRangeRetention(4, priority=80, duration_ms=100))
+    ctx = claimed(kv, PROMPT[:8], retention=retention)
+    for _ in range(2):
+        compute(kv, ctx, num_tokens=4)  # an offload each
+    kv.release(ctx)
+    for copy in tier.in_flight():  # so the second block becomes evictable last
+        copy.finish()
+        kv.poll_transfers()
+    kv.begin_step(now=1.0)
+    kv.alloc(claimed(kv, range(1000, 1008), no_read=True))
+    assert priorities(kv, PROMPT[:8]) == [35, None]
+
+
 # Events
 
 

@@ -519,10 +519,12 @@ class PagedKVCacheManager:
         if self._tiers is None or not missing:
             return _COMPLETED
         known = TokenBuffer(tokens).all
-        # The block with a request's last token is never loaded: one token more.
+        # The block with a request's last token is never loaded: one token more, if one may have so many.
+        most = self.total_num_pages * self.params.page_size
+        more = int(len(known) < min(most, self.max_seq_len or most))
         ctx = TextContext(
             request_id=RequestID(),
-            tokens=np.append(known, known[-1:]),
+            tokens=np.append(known, known[:more]),
             cache_salt=salt,
             lora_id=lora_id,
             lora_generation=lora_generation,
@@ -530,7 +532,7 @@ class PagedKVCacheManager:
             prompt_embeds=prompt_embeds,
             extra_ids=None
             if extra_ids is None
-            else np.append(np.asarray(extra_ids, np.uint64), np.uint64(0)),
+            else np.append(np.asarray(extra_ids, np.uint64), np.zeros(more, np.uint64)),
             token_overrides=overrides,
             dkv_cache_hint=hint,
         )

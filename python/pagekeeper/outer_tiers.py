@@ -208,8 +208,8 @@ class OuterTiers:
             self._transfers[copy] = transfer  # from here on its end is looked for, whatever happens
             if not _is_complete(transfer):
                 return transfer
-            end = self._outcome(transfer)
             del self._transfers[copy]
+            end = self._outcome(transfer)
         self._core.end_copies([(copy, end)])
         return None
 

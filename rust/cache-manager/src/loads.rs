@@ -86,14 +86,17 @@ impl Sequence {
 
 impl Ledger {
     /// What the request could use of other tiers. `None` when it may not ask: it reads no cache, has no
-    /// prompt to compute, computes or waits already, had a load that failed, or was claimed without guards.
+    /// prompt to compute, computes already, had a load that failed, or was claimed without guards.
     ///
     /// # Errors
-    /// An unknown slot.
+    /// An unknown slot; a request that waits for a load.
     pub fn wanted(&mut self, slot: SlotId) -> Result<Option<Wanted>, LedgerError> {
         let page_size = self.config.page_size;
         let epoch = self.epoch;
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        if sequence.load.is_some() {
+            return Err(LedgerError::Loading { slot });
+        }
         let reads = self.config.prefix_caching && !sequence.no_read && sequence.epoch == epoch;
         if !reads || !sequence.may_load() {
             return Ok(None);

@@ -177,6 +177,7 @@ impl Ledger {
     /// Blocks of the request count as reused; then what they follow does too, so that a policy which
     /// protects reused blocks never drops one before a block below it.
     pub(crate) fn mark_reused(&mut self, slot: SlotId, blocks: Range<usize>) {
+        // Nodes of an older epoch are gone: a load may land after a reset.
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.epoch == self.epoch) else {
             return;
         };

@@ -1,8 +1,9 @@
 //! Copies: what they hold, after which step they may start, and what their end does to the queues.
 
 use crate::common::{claim, computed, config, forward, prompt, row};
-use block_pool::{PageId, PageState, Step};
-use cache_manager::{CopyEnd, Ledger, SlotId};
+use block_pool::{PageId, PageState, Priority, Retention, Step};
+use cache_manager::{BlockRetention, CopyEnd, Ledger, NewSequence, SlotId, TokenRange};
+use std::sync::Arc;
 
 /// Two stored blocks on pages 1 and 2, and the request that holds them.
 fn two_blocks() -> (Ledger, SlotId) {
@@ -113,6 +114,23 @@ fn a_copy_of_the_tail_that_ends_late_does_not_put_it_behind_the_block_above() {
     ledger.release(&[slot]).unwrap();
     assert_eq!(order(&ledger), [1]);
     ledger.finish_copies(&[job.id.0]).unwrap();
+    assert_eq!(order(&ledger), [2, 1]);
+}
+
+#[test]
+fn a_block_whose_retention_ends_is_behind_the_block_below_it_however_copies_ended() {
+    let brief = Retention::new(Priority::LOWEST, Some(1.0), None).unwrap();
+    let first_block = TokenRange { start: 0, end: Some(4), retention: brief };
+    let retention = BlockRetention::new(vec![first_block], Priority::DEFAULT.into(), 8).unwrap();
+    let mut ledger = Ledger::new(config(8));
+    let tokens = prompt(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    let slot = claim(&mut ledger, NewSequence { retention: Some(Arc::new(retention)), ..tokens });
+    forward(&mut ledger, slot);
+    let jobs = [0, 1].map(|block| ledger.start_copy(slot, block, 1).unwrap().id.0);
+    ledger.release(&[slot]).unwrap();
+    ledger.finish_copies(&jobs).unwrap();
+    assert_eq!(order(&ledger), [1, 2], "the lowest priority first");
+    ledger.begin_step(Some(2.0), &[]).unwrap();
     assert_eq!(order(&ledger), [2, 1]);
 }
 
