@@ -266,6 +266,8 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     ctx = claimed(kv, PROMPT[:9])
     kv.alloc(ctx)
     assert ctx.cached_prefix_length == 0
+    kv.step(ctx)
+    assert kv.commit_and_get_block_hashes(ctx) == []
 
 
 # Room (PAGE-20, MGR-5)

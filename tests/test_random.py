@@ -24,7 +24,7 @@ def seeds(group: int, first: int, total: int) -> range:
 def test_the_manager_agrees_with_the_model_after_every_call(
     group: int, first_seed: int, long_run: bool
 ) -> None:
-    for seed in seeds(group, first_seed, 20_000 if long_run else 960):
+    for seed in seeds(group, first_seed, 20_000 if long_run else 800):
         session = Session(seed)
         try:
             session.run(calls=80)

@@ -226,8 +226,8 @@ class PagedKVCacheManager:
         pages cover them, `num_tokens` does not.
 
         With a connector, blocks that follow those on the device may come from its tiers. Unless the load is
-        complete at once, no forward is planned for such a request: it waits, with the pages of its whole
-        prompt, until `poll_transfers` names it, and is then planned by another `alloc`. Meanwhile its
+        complete at once, no forward is planned for such a request: it waits, with the pages of all its
+        tokens, until `poll_transfers` names it, and is then planned by another `alloc`. Meanwhile its
         `cached_prefix_length` counts the load already, its `processed_length` does not.
 
         Args:
