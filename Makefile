@@ -66,6 +66,7 @@ test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (min
 bench: $(NATIVE) ## pytest-benchmark and criterion suites
 	$(BIN)/pytest benches --benchmark-enable --benchmark-only
 	cargo bench --workspace --locked --benches
+	if command -v valgrind >/dev/null; then cargo run --release -p block-pool --locked --example eviction_cost; fi
 
 docs: $(DEPS) ## the Rust crates' documentation, in target/doc
 	cargo doc --workspace --no-deps --locked

@@ -26,7 +26,9 @@ def prompts(length: int, seed: int = 0) -> Iterator[NDArray[np.int64]]:
         yield rng.integers(0, VOCABULARY, size=length, dtype=np.int64)
 
 
-def cache(page_size: int, pages: int, algo: HashAlgorithm = "ahash64") -> PagedKVCacheManager:
+def cache(
+    page_size: int, pages: int, algo: HashAlgorithm = "ahash64", event_buffer_max_size: int = 0
+) -> PagedKVCacheManager:
     """A cache without memory of its own, so that only bookkeeping is timed."""
     params = MHAKVCacheParams(
         dtype="float32",
@@ -36,6 +38,7 @@ def cache(page_size: int, pages: int, algo: HashAlgorithm = "ahash64") -> PagedK
         page_size=page_size,
         devices=["cpu"],
         kv_hash_algo=algo,
+        event_buffer_max_size=event_buffer_max_size,
     )
     return PagedKVCacheManager(params=params, total_num_pages=pages, max_batch_size=256, allocate_pools=False)
 

@@ -9,9 +9,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagekeeper.calls import Batch, Request
 from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import MissReason
-from pagekeeper.manager import Batch, Request
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.retention import RetentionConfig
 

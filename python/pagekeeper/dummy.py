@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pagekeeper._native import TextContext
+from pagekeeper.calls import Batch, Request, is_one
 from pagekeeper.context import RequestID
 from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
 from pagekeeper.events import Event, EventSnapshot
-from pagekeeper.manager import Batch, PagedKVCacheManager, Request, is_one
+from pagekeeper.manager import PagedKVCacheManager
 from pagekeeper.params import MHAKVCacheParams, Priority
 from pagekeeper.tables import (
     NO_COPIES,

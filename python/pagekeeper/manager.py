@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
 from pagekeeper._native import Ledger, TextContext
+from pagekeeper.calls import Batch, Request, Requests, check_group, check_replica, is_one
 from pagekeeper.connectors import KVConnector
-from pagekeeper.context import EngineRequest, RequestID, TokenBuffer, read_request
-from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
+from pagekeeper.context import EngineRequest, RequestID, read_request
+from pagekeeper.counts import BlockCount, ByteCount
 from pagekeeper.errors import shown
-from pagekeeper.events import Event, EventSnapshot, from_native
 from pagekeeper.hashing import resolve_seed
 from pagekeeper.outer_tiers import OuterTiers
-from pagekeeper.params import KVCacheParams, Priority, whole_number
-from pagekeeper.pools import DevicePool, Layout, usable_pages
-from pagekeeper.retention import TokenRangeRetention
+from pagekeeper.page_calls import PageCalls
+from pagekeeper.params import KVCacheParams, whole_number
+from pagekeeper.pools import DevicePool, usable_pages
+from pagekeeper.prefix_calls import PrefixCalls
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
     NO_COPIES,
@@ -30,7 +31,6 @@ from pagekeeper.tables import (
     Tables,
     TableWriter,
     VllmTables,
-    write_block_offsets,
 )
 from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
@@ -40,22 +40,13 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Batch", "PagedKVCacheManager", "Request"]
+__all__ = ["PagedKVCacheManager"]
 
 _log = logging.getLogger("pagekeeper")
 _COMPLETED = CompletedTransfer()
 
-Request: TypeAlias = "TextContext | int | np.integer"
-"""A claimed request: its context, or the slot that `claim` returned."""
 
-Requests: TypeAlias = "Sequence[TextContext] | NDArray[np.int32]"
-"""Claimed requests: a list of contexts, or their slots as a 1-D int32 array."""
-
-Batch: TypeAlias = "Request | Requests"
-"""One claimed request, or several."""
-
-
-class PagedKVCacheManager:
+class PagedKVCacheManager(PrefixCalls, PageCalls):
     """A paged KV cache with prefix sharing.
 
     A request lives through five calls::
@@ -179,7 +170,7 @@ class PagedKVCacheManager:
             ValueError: the request or its id is claimed already, there is no such replica, or the prompt is
                 over a length limit.
         """
-        self._check_replica(replica_idx)
+        check_replica(replica_idx)
         context = ctx if isinstance(ctx, TextContext) else read_request(ctx)
         slot = self._core.claim(context)
         if context.num_draft_tokens > self._tables.num_draft_tokens:
@@ -262,7 +253,7 @@ class PagedKVCacheManager:
             ValueError: the request was planned before, it has more tokens than a page, or there is no such
                 replica.
         """
-        self._check_replica(replica_idx)
+        check_replica(replica_idx)
         claimed_here = isinstance(ctx, TextContext) and ctx.slot is None
         if isinstance(ctx, TextContext) and claimed_here:
             if len(ctx) > self.params.page_size:
@@ -462,83 +453,6 @@ class PagedKVCacheManager:
         copies = self._core.copy_ids(completions)
         return [(copy, "done") for copy in copies] if self._tiers is None else self._tiers.ends(copies)
 
-    def prefetch(
-        self,
-        tokens: TextContext | ArrayLike,
-        *,
-        salt: str | None = None,
-        lora_id: str | int | None = None,
-        lora_generation: int = 0,
-        mm_items: Sequence[tuple[bytes, int, int]] = (),
-        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
-        extra_ids: ArrayLike | None = None,
-        overrides: Sequence[tuple[int, int]] = (),
-        hint: object = None,
-        replica_idx: int = 0,
-    ) -> KVConnectorTransfer:
-        """Brings stored blocks to the device before they are needed.
-
-        Args:
-            tokens: a claimed request as its context, which then waits as after `alloc`; or tokens, whose
-                stored full blocks are cached on the device when the transfer has been settled by
-                `poll_transfers` or `begin_step`.
-            salt: with tokens, as in `analyze_prefix_reuse`; so are the next ones.
-            lora_id: as there.
-            lora_generation: as there.
-            mm_items: as there.
-            prompt_embeds: as there.
-            extra_ids: as there.
-            overrides: as there.
-            hint: with tokens: what connectors get as `hint`.
-            replica_idx: the data-parallel replica; 0.
-
-        Returns:
-            A transfer, complete at once when there is nothing to load.
-
-        Raises:
-            InsufficientBlocksError: no room for the blocks now.
-            ValueError: as in `alloc` and `analyze_prefix_reuse`.
-        """
-        self._check_replica(replica_idx)
-        if isinstance(tokens, TextContext):
-            if self._tiers is None:
-                self._core.slots(tokens)
-                return _COMPLETED
-            return self._tiers.alloc(tokens, None, plan=False)[0]
-        *_, missing = self._core.probe(
-            tokens,
-            salt=salt,
-            lora_id=lora_id,
-            lora_generation=lora_generation,
-            mm_items=mm_items,
-            prompt_embeds=prompt_embeds,
-            extra_ids=extra_ids,
-            overrides=overrides,
-            other_namespaces=False,
-        )
-        if self._tiers is None or not missing:
-            return _COMPLETED
-        known = TokenBuffer(tokens).all
-        # The block with a request's last token is never loaded: one token more, if one may have so many.
-        most = self.total_num_pages * self.params.page_size
-        more = int(len(known) < min(most, self.max_seq_len or most))
-        ctx = TextContext(
-            request_id=RequestID(),
-            tokens=np.append(known, known[:more]),
-            cache_salt=salt,
-            lora_id=lora_id,
-            lora_generation=lora_generation,
-            mm_items=mm_items,
-            prompt_embeds=prompt_embeds,
-            extra_ids=None
-            if extra_ids is None
-            else np.append(np.asarray(extra_ids, np.uint64), np.zeros(more, np.uint64)),
-            token_overrides=overrides,
-            dkv_cache_hint=hint,
-        )
-        self._core.claim(ctx)
-        return self._tiers.prefetch(ctx)
-
     # What is there.
 
     def block_count(self, replica_idx: int = 0, group: str | None = None) -> BlockCount:
@@ -551,8 +465,8 @@ class PagedKVCacheManager:
         Raises:
             ValueError: there is no such replica or group.
         """
-        self._check_replica(replica_idx)
-        self._check_group(group)
+        check_replica(replica_idx)
+        check_group(group)
         free, total = self._core.block_count()
         return BlockCount(free, total)
 
@@ -565,7 +479,7 @@ class PagedKVCacheManager:
         Raises:
             ValueError: there is no such replica.
         """
-        self._check_replica(replica_idx)
+        check_replica(replica_idx)
         return ByteCount(0, 0) if self._connector is None else self._connector.host_byte_count(replica_idx)
 
     def disk_byte_count(self, replica_idx: int = 0) -> ByteCount:
@@ -577,240 +491,8 @@ class PagedKVCacheManager:
         Raises:
             ValueError: there is no such replica.
         """
-        self._check_replica(replica_idx)
+        check_replica(replica_idx)
         return ByteCount(0, 0) if self._connector is None else self._connector.disk_byte_count(replica_idx)
-
-    def analyze_prefix_reuse(
-        self,
-        tokens: ArrayLike,
-        *,
-        salt: str | None = None,
-        lora_id: str | int | None = None,
-        lora_generation: int = 0,
-        mm_items: Sequence[tuple[bytes, int, int]] = (),
-        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
-        extra_ids: ArrayLike | None = None,
-        overrides: Sequence[tuple[int, int]] = (),
-        replica_idx: int = 0,
-        other_namespaces: bool = False,
-    ) -> PrefixReuseSummary:
-        """What a prompt would reuse now. Changes nothing.
-
-        Args:
-            tokens: the prompt.
-            salt: isolates those who give different ones.
-            lora_id: the adapter, by name or number.
-            lora_generation: tells apart adapters loaded under one id.
-            mm_items: multimodal items, (32-byte content hash, first token, tokens) each.
-            prompt_embeds: prompt embeddings, (32-byte digest, first token, tokens) each.
-            extra_ids: one unsigned number a token, 0 for none.
-            overrides: (token index, value): content values in place of placeholder tokens.
-            replica_idx: the data-parallel replica; 0.
-            other_namespaces: whether to look for a block that was never stored under other salts and adapters
-                too, at most 64 of them. The answer is whether, never which. For operators: it tells of one
-                tenant's prompts what salts keep from the others. Slower, and the cache waits meanwhile.
-
-        Raises:
-            ValueError: what is out of range, and where; there is no such replica.
-        """
-        self._check_replica(replica_idx)
-        held, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
-            tokens,
-            salt=salt,
-            lora_id=lora_id,
-            lora_generation=lora_generation,
-            mm_items=mm_items,
-            prompt_embeds=prompt_embeds,
-            extra_ids=extra_ids,
-            overrides=overrides,
-            other_namespaces=other_namespaces,
-        )
-        if self._tiers is None or not rest:
-            return PrefixReuseSummary(
-                held, present, first_new, present, miss_reason=miss_reason, evicted_at_step=evicted_at
-            )
-        host, disk = self._tiers.count_cached_prefix(rest)
-        found = host + disk
-        return PrefixReuseSummary(
-            held,
-            min(present + found, (len(TokenBuffer(tokens)) - 1) // self.params.page_size),
-            rest[found][0] if found < len(rest) else None,
-            device_blocks=present,
-            host_blocks=host,
-            disk_blocks=disk,
-            miss_reason=miss_reason if found < len(rest) else None,
-            evicted_at_step=evicted_at if found < len(rest) else None,
-        )
-
-    def probe_prefix_match_length(
-        self,
-        tokens: ArrayLike,
-        *,
-        salt: str | None = None,
-        lora_id: str | int | None = None,
-        lora_generation: int = 0,
-        mm_items: Sequence[tuple[bytes, int, int]] = (),
-        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
-        extra_ids: ArrayLike | None = None,
-        overrides: Sequence[tuple[int, int]] = (),
-        replica_idx: int = 0,
-    ) -> int:
-        """Tokens that a prompt would reuse now, for routers. May be called from any thread.
-
-        The arguments and errors are those of `analyze_prefix_reuse`, which also says why there are no more.
-        """
-        found = self.analyze_prefix_reuse(
-            tokens,
-            salt=salt,
-            lora_id=lora_id,
-            lora_generation=lora_generation,
-            mm_items=mm_items,
-            prompt_embeds=prompt_embeds,
-            extra_ids=extra_ids,
-            overrides=overrides,
-            replica_idx=replica_idx,
-        )
-        return found.reusable_blocks_all * self.params.page_size
-
-    def commit_and_get_block_hashes(self, ctx: Request, group: str | None = None) -> list[bytes]:
-        """Shares what is computed and full, and gives the hashes of the request's full blocks in order.
-
-        Calling it again changes nothing. Without prefix caching there are no hashes. They are those of
-        `hash_blocks` with the cache's `page_size`, `kv_hash_algo` and `hash_seed`.
-
-        Args:
-            ctx: the request.
-            group: None, the only group of layers.
-
-        Returns:
-            8 bytes a block, or 32 for "sha256".
-
-        Raises:
-            ValueError: the request is not claimed, or there is no such group.
-        """
-        self._check_group(group)
-        hashes = self._core.commit(ctx)
-        if self._tiers is not None:
-            self._tiers.offload()
-        return hashes
-
-    def reset_prefix_cache(self) -> None:
-        """Forgets every cached block, as after a change of weights.
-
-        Requests that hold pages go on, and neither reuse nor share from now on, until they are preempted.
-        The cost does not grow with the cache.
-        """
-        if self._connector is not None:
-            self._connector.reset_prefix_cache()
-        self._core.reset_prefix_cache()
-
-    # What is kept, and what is forgotten on purpose.
-
-    def pin(self, ctx: Request) -> int:
-        """Keeps a request's stored blocks, also after its release, until `unpin`.
-
-        Blocks that are not full, or not computed, are not stored yet and not pinned.
-
-        Args:
-            ctx: the request.
-
-        Returns:
-            A number for `unpin`.
-
-        Raises:
-            ValueError: the request is not claimed, or is padding.
-        """
-        return self._core.pin(ctx)
-
-    def unpin(self, pin: int) -> None:
-        """Ends a pin: its blocks are cached like others from now on.
-
-        Args:
-            pin: what `pin` returned.
-
-        Raises:
-            ValueError: it ended before, or never was.
-        """
-        self._core.unpin(whole_number(pin, "pin", least=0, most=2**64 - 1))
-
-    def session_hint(
-        self,
-        batch: Batch,
-        hint: Literal["resume_soon", "done"],
-        *,
-        priority: Priority = "high",
-        duration_ms: float | None = 600_000.0,
-    ) -> None:
-        """Says what comes of the sessions of these requests, usually just before their release.
-
-        "resume_soon": their stored blocks get `priority`, for `duration_ms` after the release, but for those
-        that have a higher one, or the same for longer. "done": blocks that no other session shares are the
-        first to be evicted; what is pinned stays as it is. Both end with the next use of a block by a request
-        that has a retention of its own.
-
-        Args:
-            batch: the requests.
-            hint: "resume_soon" or "done".
-            priority: with "resume_soon": 0 to 100, or "low" (20), "medium" (35), "high" (80).
-            duration_ms: with "resume_soon": milliseconds by the clock of `begin_step(now=...)`. None: no end.
-
-        Raises:
-            ValueError: a request that is not claimed or is given twice, or what is out of range.
-        """
-        kept = TokenRangeRetention(0, priority=priority, duration_ms=duration_ms)
-        if hint == "done":
-            self._core.session_done(batch)
-        elif hint == "resume_soon":
-            self._core.resume_soon(batch, *kept.native())
-        else:
-            raise ValueError(f"hint={shown(hint)}: must be 'resume_soon' or 'done'")
-
-    def truncate_prefix(
-        self,
-        tokens: ArrayLike,
-        *,
-        salt: str | None = None,
-        lora_id: str | int | None = None,
-        lora_generation: int = 0,
-        mm_items: Sequence[tuple[bytes, int, int]] = (),
-        prompt_embeds: Sequence[tuple[bytes, int, int]] = (),
-        extra_ids: ArrayLike | None = None,
-        overrides: Sequence[tuple[int, int]] = (),
-        replica_idx: int = 0,
-    ) -> int:
-        """Forgets the stored blocks on the device that follow a prefix and that nobody uses.
-
-        The prefix's own blocks stay. Without a full block, such as with no tokens, every unused block of that
-        salt and adapter is forgotten.
-
-        Args:
-            tokens: the prefix; its full blocks count.
-            salt: as in `analyze_prefix_reuse`, like the other arguments.
-            lora_id: as there.
-            lora_generation: as there.
-            mm_items: as there.
-            prompt_embeds: as there.
-            extra_ids: as there.
-            overrides: as there.
-            replica_idx: the data-parallel replica; 0.
-
-        Returns:
-            How many blocks were forgotten.
-
-        Raises:
-            ValueError: what is out of range, and where; there is no such replica.
-        """
-        self._check_replica(replica_idx)
-        return self._core.truncate_prefix(
-            tokens,
-            salt=salt,
-            lora_id=lora_id,
-            lora_generation=lora_generation,
-            mm_items=mm_items,
-            prompt_embeds=prompt_embeds,
-            extra_ids=extra_ids,
-            overrides=overrides,
-        )
 
     def metrics(self) -> dict[str, int]:
         """Counters since the start and gauges of now, by name; docs/operations.md says what each counts.
@@ -826,116 +508,6 @@ class PagedKVCacheManager:
         Each has 16 counts: of times of 0 steps, then of 2**(i - 1) to 2**i - 1 steps, the last of all longer.
         """
         return self._core.histograms()
-
-    # Events, for indexes elsewhere.
-
-    def get_latest_events(self, timeout: float = 0.0) -> list[Event]:
-        """Takes the events recorded since the last call, oldest first. May be called from any thread.
-
-        There are none unless `params.event_buffer_max_size` is set; then it does not wait either.
-        `pagekeeper.events` says what they are.
-
-        Args:
-            timeout: seconds to wait for an event when there is none. Other threads run meanwhile.
-
-        Raises:
-            ValueError: a timeout below 0.
-        """
-        return from_native(self._core.take_events(timeout))
-
-    def event_snapshot(self) -> EventSnapshot:
-        """What is cached now, as events, for whoever missed some. May be called from any thread.
-
-        It takes no event: those up to `last_event_id` are included, later ones go on from there. The cost
-        grows with the cache, which waits meanwhile.
-        """
-        last_event_id, rows = self._core.event_snapshot()
-        return EventSnapshot(last_event_id, tuple(from_native(rows)))
-
-    @property
-    def hash_seed(self) -> str | None:
-        """The seed of the block hashes, 64 hexadecimal characters; None is no seed.
-
-        It is what `hash_blocks` needs to give this cache's hashes. Who knows it can make hashes collide.
-        """
-        return self._hash_seed
-
-    # Tables beside `runtime_inputs`, and memory.
-
-    def get_cache_indices(self, ctx: Request, group: str | None = None) -> list[list[int]]:
-        """The page of each block of one request, as [beam][block]; there is one beam.
-
-        Raises:
-            ValueError: the request is not claimed, or there is no such group.
-        """
-        self._check_group(group)
-        return [self._core.pages_of(ctx).tolist()]
-
-    def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[list[int]]]:
-        """The page of each block, as [request][beam][block]; there is one beam.
-
-        Raises:
-            ValueError: a request is not claimed, or there is no such group.
-        """
-        self._check_group(group)
-        return [[pages.tolist()] for pages in self._core.pages(batch)]
-
-    def slot_mapping(self, ctx: Request, positions: ArrayLike) -> NDArray[np.int64]:
-        """Where the KV of a request's tokens goes: page * page_size + offset.
-
-        Args:
-            ctx: the request.
-            positions: token positions from 0, whole numbers, [positions].
-
-        Returns:
-            int64 [positions].
-
-        Raises:
-            ValueError: a position that the request has no page for, or a request that is not claimed.
-        """
-        return self._core.slot_mapping(ctx, positions)
-
-    def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
-        """Writes a request's row of a TensorRT-LLM block-offset table.
-
-        The entry of a page is `page * layers * 2 + field` (0 keys, 1 values), as in block-first pools; the
-        kernels add the layer. Cells without a page are all ones.
-
-        Args:
-            out: int32 [1 pool, rows, 2 fields, blocks].
-            slot: the row to write, 0 to rows - 1.
-            ctx: the request.
-
-        Returns:
-            The number of blocks.
-
-        Raises:
-            ValueError: a page size that is 1 or no power of two, a table that is too small, or an entry over
-                2**31 - 1.
-        """
-        return write_block_offsets(out, slot, self._core.pages_of(ctx), self.params)
-
-    def get_buffers(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
-        """One layer's keys and values: a view [pages + 1, 2, page_size, heads, head_dim] of the pool.
-
-        Page 0 is the null page. With layout "HND" tokens and heads change places; nothing is copied.
-
-        Args:
-            layer: 0 to layers - 1.
-            layout: "NHD" or "HND".
-
-        Raises:
-            ValueError: no such layer or layout, or there is no pool.
-        """
-        return self._require_pool().layer(layer, layout)
-
-    def pages_view(self) -> torch.Tensor:
-        """Every page as bytes: uint8 [pages + 1, bytes_per_page], a view of the pool.
-
-        Raises:
-            ValueError: there is no pool.
-        """
-        return self._require_pool().pages()
 
     # The books.
 
@@ -965,11 +537,6 @@ class PagedKVCacheManager:
         if self._connector is not None:
             self._connector.shutdown()
 
-    def _require_pool(self) -> DevicePool:
-        if self._pool is None:
-            raise ValueError("there is no pool: allocate_pools=False was given, or the manager is shut down")
-        return self._pool
-
     def _new_tables(self, num_draft_tokens: int) -> TableWriter:
         """Tables that have room for requests with so many drafts."""
         return TableWriter(
@@ -989,19 +556,6 @@ class PagedKVCacheManager:
         if self.max_num_input_tokens is None:
             return most
         return min(most, self.max_batch_size * (self.max_num_input_tokens + num_draft_tokens))
-
-    def _check_replica(self, replica_idx: int) -> None:
-        if isinstance(replica_idx, bool | float) or replica_idx != 0:
-            raise ValueError(f"replica_idx={shown(replica_idx)}: must be 0, there is one replica")
-
-    def _check_group(self, group: str | None) -> None:
-        if group is not None:
-            raise ValueError(f"group={shown(group)}: must be None, the cache has one group")
-
-
-def is_one(batch: Batch) -> bool:
-    """Whether `batch` is one request, which is answered by one value instead of a list."""
-    return isinstance(batch, TextContext) or (hasattr(batch, "__index__") and not hasattr(batch, "__len__"))
 
 
 def _text(given: str | None, name: str) -> str | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pagekeeper._native import Ledger, TextContext
-    from pagekeeper.manager import Batch
+    from pagekeeper.calls import Batch
 
 __all__ = ["LoadTransfer", "OuterTiers"]
 

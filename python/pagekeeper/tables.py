@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagekeeper._native import BatchShape, Ledger
-    from pagekeeper.manager import Batch
+    from pagekeeper.calls import Batch
     from pagekeeper.params import KVCacheParams
 
 __all__ = [

@@ -1,0 +1,106 @@
+"""The manager's calls about pages: which a request has, where tokens lie in them, and their memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagekeeper._native import Ledger
+from pagekeeper.calls import Batch, Request, check_group
+from pagekeeper.params import KVCacheParams
+from pagekeeper.pools import DevicePool, Layout
+from pagekeeper.tables import write_block_offsets
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["PageCalls"]
+
+
+class PageCalls:
+    """The part of `PagedKVCacheManager` that is about pages beside `runtime_inputs`."""
+
+    params: KVCacheParams
+    _core: Ledger
+    _pool: DevicePool | None
+
+    def get_cache_indices(self, ctx: Request, group: str | None = None) -> list[list[int]]:
+        """The page of each block of one request, as [beam][block]; there is one beam.
+
+        Raises:
+            ValueError: the request is not claimed, or there is no such group.
+        """
+        check_group(group)
+        return [self._core.pages_of(ctx).tolist()]
+
+    def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[list[int]]]:
+        """The page of each block, as [request][beam][block]; there is one beam.
+
+        Raises:
+            ValueError: a request is not claimed, or there is no such group.
+        """
+        check_group(group)
+        return [[pages.tolist()] for pages in self._core.pages(batch)]
+
+    def slot_mapping(self, ctx: Request, positions: ArrayLike) -> NDArray[np.int64]:
+        """Where the KV of a request's tokens goes: page * page_size + offset.
+
+        Args:
+            ctx: the request.
+            positions: token positions from 0, whole numbers, [positions].
+
+        Returns:
+            int64 [positions].
+
+        Raises:
+            ValueError: a position that the request has no page for, or a request that is not claimed.
+        """
+        return self._core.slot_mapping(ctx, positions)
+
+    def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
+        """Writes a request's row of a TensorRT-LLM block-offset table.
+
+        The entry of a page is `page * layers * 2 + field` (0 keys, 1 values), as in block-first pools; the
+        kernels add the layer. Cells without a page are all ones.
+
+        Args:
+            out: int32 [1 pool, rows, 2 fields, blocks].
+            slot: the row to write, 0 to rows - 1.
+            ctx: the request.
+
+        Returns:
+            The number of blocks.
+
+        Raises:
+            ValueError: a page size that is 1 or no power of two, a table that is too small, or an entry over
+                2**31 - 1.
+        """
+        return write_block_offsets(out, slot, self._core.pages_of(ctx), self.params)
+
+    def get_buffers(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
+        """One layer's keys and values: a view [pages + 1, 2, page_size, heads, head_dim] of the pool.
+
+        Page 0 is the null page. With layout "HND" tokens and heads change places; nothing is copied.
+
+        Args:
+            layer: 0 to layers - 1.
+            layout: "NHD" or "HND".
+
+        Raises:
+            ValueError: no such layer or layout, or there is no pool.
+        """
+        return self._require_pool().layer(layer, layout)
+
+    def pages_view(self) -> torch.Tensor:
+        """Every page as bytes: uint8 [pages + 1, bytes_per_page], a view of the pool.
+
+        Raises:
+            ValueError: there is no pool.
+        """
+        return self._require_pool().pages()
+
+    def _require_pool(self) -> DevicePool:
+        if self._pool is None:
+            raise ValueError("there is no pool: allocate_pools=False was given, or the manager is shut down")
+        return self._pool
