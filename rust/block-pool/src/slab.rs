@@ -71,8 +71,8 @@ impl Slab {
         // Address space for the pages of any real pool: records do not move while it fills.
         let capacity = (usable as usize + 1).min(1 << 24);
         let mut slab = Slab {
-            pages: Vec::with_capacity(capacity),
-            cold: Vec::with_capacity(capacity),
+            pages: Vec::new(),
+            cold: Vec::new(),
             queues: EvictionQueues::new(),
             limits: Limits::default(),
             policy,
@@ -82,6 +82,8 @@ impl Slab {
             in_flight: 0,
             now: 0.0,
         };
+        huge_pages::reserve(&mut slab.pages, capacity);
+        huge_pages::reserve(&mut slab.cold, capacity);
         slab.add_page();
         slab
     }

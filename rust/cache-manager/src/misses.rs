@@ -58,7 +58,7 @@ pub(crate) struct EvictedKeys {
 impl EvictedKeys {
     /// Memory for the evictions of a pool of `pages`.
     pub(crate) fn new(pages: usize) -> EvictedKeys {
-        EvictedKeys { cells: vec![0; pages.min(MOST_CELLS)] }
+        EvictedKeys { cells: huge_pages::zeros(pages.min(MOST_CELLS)) }
     }
 
     /// The block of hash `key` is evicted in `step`.

@@ -52,7 +52,7 @@ impl NodeTable {
             .clamp(Self::MIN_BITS, Self::MAX_BITS);
         let random = RandomState::new();
         let secret = [random.hash_one(1u8), random.hash_one(2u8) | 1];
-        NodeTable { entries: vec![0; 1 << bits], len: 0, bits, secret }
+        NodeTable { entries: huge_pages::zeros(1 << bits), len: 0, bits, secret }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -120,7 +120,7 @@ impl NodeTable {
 
     fn grow(&mut self) {
         self.bits += 1;
-        let old = std::mem::replace(&mut self.entries, vec![0; 1 << self.bits]);
+        let old = std::mem::replace(&mut self.entries, huge_pages::zeros(1 << self.bits));
         for entry in old.into_iter().filter(|&entry| entry != 0) {
             self.place(Entry(entry));
         }

@@ -196,6 +196,8 @@ impl PrefixTree {
             _ => self.first_free,
         };
         let node = if node == NONE {
+            huge_pages::reserve(&mut self.nodes, 1);
+            huge_pages::reserve(&mut self.tokens, self.page_size);
             self.nodes.push(Node::UNUSED);
             self.tokens.resize(self.nodes.len() * self.page_size, 0);
             NodeId(self.nodes.len() as u32 - 1)
