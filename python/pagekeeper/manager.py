@@ -11,7 +11,7 @@ import numpy as np
 
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.calls import Batch, Request, Requests, check_group, check_replica, is_one
-from pagekeeper.connectors import KVConnector
+from pagekeeper.connectors import KVConnector, NullConnector
 from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.counts import BlockCount, ByteCount
 from pagekeeper.errors import shown
@@ -136,7 +136,10 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
             event_buffer_max_size=params.event_buffer_max_size,
         )
         self._connector = connector
-        self._tiers = None if connector is None else OuterTiers(self._core, connector)
+        self._tiers: OuterTiers | None = None
+        if connector is not None:
+            most = min(pages * params.page_size, self.max_seq_len or 2**31)
+            self._tiers = OuterTiers(self._core, connector, params.page_size, most)
         self._tables = self._new_tables(num_draft_tokens=0)
         self._pool: DevicePool | None = None
         if allocate_pools or buffers is not None:
@@ -528,14 +531,18 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         return self._core.debug_dump()
 
     def shutdown(self) -> None:
-        """Lets go of the pool, whose memory is free once nobody holds a view of it.
+        """Shuts the connector down, then lets go of the pool: its memory is free once nobody holds a view.
 
-        The connector is shut down too. Only `get_buffers` and `pages_view` end with it: requests may still be
-        stepped and released, and `verify` and `metrics` answer. Calling it again does nothing.
+        `get_buffers` and `pages_view` end with it, and nothing is looked for or kept beyond the device any
+        more. Requests may still be stepped and released, and `verify` and `metrics` answer. Calling it again
+        does nothing.
         """
-        self._pool = None
-        if self._connector is not None:
-            self._connector.shutdown()
+        try:
+            if self._tiers is not None:
+                self._connector = NullConnector()
+                self._tiers.shutdown()  # its copies end while their pages are there
+        finally:
+            self._pool = None
 
     def _new_tables(self, num_draft_tokens: int) -> TableWriter:
         """Tables that have room for requests with so many drafts."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.calls import Batch, Request, check_group, check_replica
 from pagekeeper.connectors import KVConnector
-from pagekeeper.context import RequestID, TokenBuffer
+from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import PrefixReuseSummary
 from pagekeeper.errors import shown
 from pagekeeper.events import Event, EventSnapshot, from_native
@@ -287,6 +285,9 @@ class PrefixCalls:
     ) -> KVConnectorTransfer:
         """Brings stored blocks to the device before they are needed.
 
+        A request that is planned before a prefetch of its tokens has been settled loads the blocks again:
+        give its context instead to have it wait for this load.
+
         Args:
             tokens: a claimed request as its context, which then waits as after `alloc`; or tokens, whose
                 stored full blocks are cached on the device when the transfer has been settled by
@@ -305,7 +306,7 @@ class PrefixCalls:
             A transfer, complete at once when there is nothing to load.
 
         Raises:
-            InsufficientBlocksError: no room for the blocks now.
+            InsufficientBlocksError: no room now for the blocks to load; for tokens, and for one token more.
             ValueError: as in `alloc` and `analyze_prefix_reuse`.
         """
         check_replica(replica_idx)
@@ -314,7 +315,7 @@ class PrefixCalls:
                 self._core.slots(tokens)
                 return _COMPLETED
             return self._tiers.alloc(tokens, None, plan=False)[0]
-        *_, missing = self._core.probe(
+        _, on_device, *_, missing = self._core.probe(
             tokens,
             salt=salt,
             lora_id=lora_id,
@@ -327,26 +328,19 @@ class PrefixCalls:
         )
         if self._tiers is None or not missing:
             return _COMPLETED
-        known = TokenBuffer(tokens).all
-        # The block with a request's last token is never loaded: one token more, if one may have so many.
-        most = self.total_num_pages * self.params.page_size
-        more = int(len(known) < min(most, self.max_seq_len or most))
-        ctx = TextContext(
-            request_id=RequestID(),
-            tokens=np.append(known, known[:more]),
-            cache_salt=salt,
+        return self._tiers.prefetch(
+            TokenBuffer(tokens).all,
+            on_device,
+            missing,
+            hint,
+            salt=salt,
             lora_id=lora_id,
             lora_generation=lora_generation,
             mm_items=mm_items,
             prompt_embeds=prompt_embeds,
-            extra_ids=None
-            if extra_ids is None
-            else np.append(np.asarray(extra_ids, np.uint64), np.zeros(more, np.uint64)),
-            token_overrides=overrides,
-            dkv_cache_hint=hint,
+            extra_ids=extra_ids,
+            overrides=overrides,
         )
-        self._core.claim(ctx)
-        return self._tiers.prefetch(ctx)
 
     # Events, for indexes elsewhere.
 
