@@ -209,7 +209,8 @@ class PrefixCalls:
             batch: the requests.
             hint: "resume_soon" or "done".
             priority: with "resume_soon": 0 to 100, or "low" (20), "medium" (35), "high" (80).
-            duration_ms: with "resume_soon": milliseconds by the clock of `begin_step(now=...)`. None: no end.
+            duration_ms: with "resume_soon": milliseconds by the clock of `begin_step(now=...)`: tell it once
+                a step, from the start. None: no end.
 
         Raises:
             ValueError: a request that is not claimed or is given twice, or what is out of range.
@@ -347,16 +348,19 @@ class PrefixCalls:
     def get_latest_events(self, timeout: float = 0.0) -> list[Event]:
         """Takes the events recorded since the last call, oldest first. May be called from any thread.
 
-        There are none unless `params.event_buffer_max_size` is set; then it does not wait either.
-        `pagekeeper.events` says what they are.
+        There are none unless `params.event_buffer_max_size` is set. `pagekeeper.events` says what they are.
 
         Args:
-            timeout: seconds to wait for an event when there is none. Other threads run meanwhile.
+            timeout: seconds to wait for an event when there is none. Other threads run meanwhile, and a
+                `shutdown` does not end the wait.
 
         Raises:
-            ValueError: a timeout below 0.
+            ValueError: a timeout below 0, or above 0 where there will never be an event.
         """
-        return from_native(self._core.take_events(timeout))
+        rows = self._core.take_events(timeout)
+        if timeout > 0 and not self.params.event_buffer_max_size:
+            raise ValueError(f"timeout={timeout}: events are off; set event_buffer_max_size in the params")
+        return from_native(rows)
 
     def event_snapshot(self) -> EventSnapshot:
         """What is cached now, as events, for whoever missed some. May be called from any thread.
