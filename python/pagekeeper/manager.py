@@ -183,6 +183,14 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
     def fork(self, ctx: Request, request_id: str | int | None = None) -> TextContext:
         """Claims a request that goes on from where another one stands, for parallel sampling.
 
+        Each sample has a first token of its own if the fork comes before any::
+
+            kv.step(ctx, counts=0)                 # the prompt has KV; no token yet
+            samples = [ctx, kv.fork(ctx), kv.fork(ctx)]
+            for sample, token in zip(samples, first_tokens):
+                sample.update(token)
+            kv.alloc(samples)                      # whoever writes to a shared page gets a copy
+
         The child has the tokens known so far and all else that its parent was made with. It shares every page
         that has computed tokens, the partial last one too: whoever writes to that one first gets a copy of
         it in `alloc`, and the last one keeps it. Forwards of the parent that are out stay its own; the child
@@ -348,14 +356,16 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         Args:
             batch: the requests.
             new_tokens: generated tokens, flat, in the order of the batch. None: `ctx.update` gave them.
-            counts: how many tokens each request gets: 0 for an unfinished prompt, more than 1 for accepted
-                drafts. None: one each. Of what a decode step of a request with `num_draft_tokens` brings,
-                all but the last token are drafts that it accepted, which have KV; the rest of its drafts
-                were rejected, and are written over.
+            counts: how many tokens each request gets: 0 for an unfinished prompt, or to `fork` before the
+                first token; more than 1 for accepted drafts, which are given here and not to `ctx.update`: a
+                token given there is computed by the next forward. None: one each. Of what a decode step of a
+                request with `num_draft_tokens` brings, all but the last token are drafts that it accepted,
+                which have KV; the rest of its drafts were rejected, and are written over.
 
         Raises:
             ValueError: unknown requests, requests without a step out, counts that do not match, more tokens
-                than a step's drafts and one, or more than a length limit allows.
+                than a step's drafts and one, or more than a length limit allows: cut accepted drafts to what
+                `max_length` leaves, and release a request that has reached it instead of planning it.
         """
         if self._connector is not None:
             self._connector.wait_for_offloads()
@@ -418,7 +428,9 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         call it when a forward is launched before the last one's results are known.
 
         Args:
-            now: seconds of a clock that never goes back; None leaves it as it was.
+            now: seconds of a clock that never goes back; None leaves it as it was. Where blocks are kept for
+                a time, tell it once a step, from the start: `now=time.monotonic()`. While no time is told
+                no duration ends; those that began before the first one count from it.
             completions: as in `poll_transfers`, which then names the requests that became ready here.
 
         Raises:
