@@ -25,7 +25,8 @@ class TokenRangeRetention:
         duration_ms: milliseconds that it lasts after the last release, by the clock of
             `begin_step(now=...)`. Tell it once a step, from the start: while no time is told no duration
             ends. None: for ever.
-        expires_at: instead of a duration: when it ends, in seconds on the same clock. Afterwards a block has the cache's default priority.
+        expires_at: instead of a duration: when it ends, in seconds on the same clock. Afterwards a
+            block has the cache's default priority.
 
     Raises:
         ValueError: what is out of range, or both limits.
