@@ -11,6 +11,7 @@ import pagekeeper as pk
 from model.engine import claimed, compute, free, hit, manager, request, row
 from model.memory import PageMemory, prefix_values
 from model.tier import Tier
+from pagekeeper.connectors import NullConnector
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and a token
 
@@ -477,6 +478,54 @@ def test_prefetched_tokens_are_cached_when_the_transfer_has_been_settled() -> No
     assert cache.serve(PROMPT) == 12
 
 
+def test_a_prefetch_of_tokens_takes_pages_for_what_the_tier_has_alone() -> None:
+    cache = Cache()
+    cache.serve(PROMPT[:9])
+    cache.kv.truncate_prefix([])
+    cache.tier.offloads = "refuse"
+    cache.serve(range(100, 121))  # five full blocks
+    before = cache.kv.metrics()
+    cache.kv.prefetch([*PROMPT, *range(50, 66)])  # seven full blocks, of which the tier has two
+    assert [len(copy.pages) for copy in cache.tier.in_flight()] == [2]
+    after = cache.kv.metrics()
+    assert after["evictions"] == before["evictions"]
+    assert free(cache.kv) == 8 - 2 - 1
+    assert after["cached_blocks"] == 5
+
+
+def test_a_prefetch_without_room_speaks_of_itself_and_changes_nothing() -> None:
+    cache = in_tier()
+    ctx = claimed(cache.kv, range(100, 121))
+    cache.kv.alloc(ctx)
+    before = cache.kv.fingerprint()
+    with pytest.raises(pk.InsufficientBlocksError, match=r"^prefetch: needs 4 pages for 3 blocks") as caught:
+        cache.kv.prefetch(PROMPT)
+    assert (caught.value.request_id, caught.value.needed, caught.value.free) == (None, 4, 2)
+    assert cache.kv.fingerprint() == before
+
+
+def test_a_prefetched_prompt_may_be_longer_than_any_request() -> None:
+    cache = in_tier()
+    cache.kv.prefetch([*PROMPT[:12], *range(200, 300)])
+    assert [len(copy.pages) for copy in cache.tier.in_flight()] == [3]
+
+
+@pytest.mark.parametrize("last", [13, 20])
+def test_a_prefetch_names_blocks_by_all_that_reaches_into_them(last: int) -> None:
+    prompt = list(range(1, 25))
+    options: dict[str, Any] = {
+        "mm_items": [(b"a" * 32, 2, last - 2), (b"b" * 32, 21, 2)],
+        "extra_ids": [7] * 24,
+    }
+    cache = Cache()
+    ctx = claimed(cache.kv, prompt, token_overrides=[(1, 99), (23, 98)], **options)
+    cache.run(ctx, num_tokens=12)
+    cache.kv.release(ctx)
+    cache.kv.truncate_prefix([])
+    cache.kv.prefetch(prompt, overrides=[(1, 99), (23, 98)], **options)
+    assert [len(copy.pages) for copy in cache.tier.in_flight()] == [3]
+
+
 def test_a_request_can_be_prefetched_before_it_is_planned() -> None:
     cache = in_tier()
     ctx = claimed(cache.kv, PROMPT)
@@ -540,6 +589,39 @@ def test_bytes_metrics_and_shutdown_are_the_connectors() -> None:
     assert manager().host_byte_count() == pk.ByteCount(0, 0)
 
 
+def test_the_pool_is_there_while_the_connector_ends_its_copies() -> None:
+    pytest.importorskip("torch")
+    seen: list[bool] = []
+
+    class Raw(NullConnector):
+        def shutdown(self) -> None:
+            seen.append(kv.pages_view().shape[0] == 9)
+            raise OSError("the disk is gone")
+
+    kv = manager(connector=Raw(), allocate_pools=True)
+    with pytest.raises(OSError, match="gone"):
+        kv.shutdown()
+    assert seen == [True]
+    with pytest.raises(ValueError, match="no pool"):
+        kv.pages_view()
+
+
+def test_after_a_shutdown_the_connector_is_asked_nothing() -> None:
+    cache = in_tier()
+    waiting = claimed(cache.kv, PROMPT)
+    cache.kv.alloc(waiting)
+    cache.kv.shutdown()
+    asked = len(cache.tier.hints), len(cache.tier.copies), list(cache.tier.calls)
+    ctx = claimed(cache.kv, PROMPT)
+    assert cache.kv.alloc(ctx).is_complete()
+    cache.kv.runtime_inputs([[ctx]])
+    cache.forward(ctx)
+    assert hit(cache.kv, PROMPT) == 12
+    assert (len(cache.tier.hints), len(cache.tier.copies), cache.tier.calls) == asked
+    cache.tier.in_flight()[0].fail()
+    assert cache.kv.poll_transfers() == [waiting.request_id], "copies in flight still end"
+
+
 def test_loads_are_counted_apart_from_hits_on_the_device() -> None:
     cache = in_tier(loads="now")
     before = cache.kv.metrics()
@@ -552,8 +634,6 @@ def test_loads_are_counted_apart_from_hits_on_the_device() -> None:
 
 
 def test_the_null_connector_finds_and_keeps_nothing() -> None:
-    from pagekeeper.connectors import NullConnector
-
     kv = manager(connector=NullConnector())
     ctx = claimed(kv, PROMPT)
     compute(kv, ctx)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,23 @@ def test_pages_are_copied_as_if_one_after_the_other(copies: list[list[int]]) -> 
     for source, destination in copies:
         expected[destination] = expected[source]
     assert pool.pages().tolist() == [[byte] * params.bytes_per_page for byte in expected]
+
+
+def test_pages_are_copied_without_new_memory() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    params = pk.MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=2, num_layers=2, page_size=2)
+    pool = DevicePool(params, 4)
+    memory = pool.pages().untyped_storage().data_ptr()
+
+    class InPlace(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            assert result.untyped_storage().data_ptr() == memory, func
+            return result
+
+    with InPlace():  # type: ignore[no-untyped-call]
+        pool.copy_pages(np.array([[1, 3], [2, 4]], np.int32))
 
 
 def test_a_chain_of_copies_keeps_its_order() -> None:

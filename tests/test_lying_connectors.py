@@ -137,6 +137,45 @@ def test_a_load_that_does_not_say_how_it_ended_has_failed(transfer: Any) -> None
     assert kv.metrics()["copies_failed"] == 1
 
 
+@pytest.mark.parametrize("call", ["load", "offload"])
+def test_a_copy_without_a_transfer_is_told_by_the_call_that_gave_none(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kv, tier = stored_in_the_tier()
+    tier.say(**{call: lambda *_: None})
+    if call == "load":
+        kv.alloc(claimed(kv, PROMPT))
+    else:
+        store(kv, range(100, 109))
+    assert f"{call} returned None, must be a KVConnectorTransfer" in caplog.text
+    assert kv.metrics()["connector_errors"] == 1
+    assert kv.metrics()["copies_failed"] == 1
+
+
+def test_a_look_up_that_answers_for_fewer_blocks_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    kv, tier = stored_in_the_tier()
+    tier.say(lookup=lambda *_: [True])
+    kv.alloc(claimed(kv, PROMPT))
+    assert "lookup answered for 1 of 3 blocks" in caplog.text
+    assert kv.metrics()["connector_errors"] == 1
+
+
+def test_a_failure_is_counted_once_however_often_its_end_is_asked_for() -> None:
+    kv, tier = stored_in_the_tier()
+    ended = iter([False])
+    broken = Transfer(is_complete=lambda: next(ended), result=raising(OSError()))
+    tier.say(load=lambda *_: broken)
+    first: Any = kv.alloc(claimed(kv, PROMPT))
+    tier.say(load=lambda *_: Transfer(is_complete=lambda: False))
+    second: Any = kv.alloc(claimed(kv, PROMPT[:9]))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="in flight"):
+            kv.poll_transfers(completions=[first.id, second.id])
+    kv.poll_transfers(completions=[first.id])
+    assert kv.metrics()["connector_errors"] == 2, "is_complete, and result"
+    assert kv.metrics()["copies_failed"] == 1
+
+
 def test_a_transfer_that_takes_its_end_back_has_ended_all_the_same() -> None:
     kv, tier = stored_in_the_tier()
     answers = iter([False, True, False])

@@ -220,6 +220,24 @@ def test_a_wait_that_is_given_up_leaves_nothing_open() -> None:
     assert open_files() == before
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")  # noqa: PTH112
+def test_a_loop_that_cannot_watch_files_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add_reader(*_: object) -> None:
+        raise NotImplementedError
+
+    async def one() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", add_reader)
+        transfer, _completer = pending([1])
+        held = []
+        for _ in range(3):
+            with pytest.raises(NotImplementedError):
+                await transfer
+            held.append(open_files())
+        assert held[0] == held[1] == held[2]
+
+    asyncio.run(one())
+
+
 @pytest.mark.parametrize("transfer", [pk.CompletedTransfer(), pending([1])[0]], ids=["completed", "native"])
 def test_the_handles_of_the_package_follow_the_protocol(transfer: object) -> None:
     assert isinstance(transfer, pk.KVConnectorTransfer)

@@ -122,7 +122,7 @@ class NullConnector:
     def count_cached_prefix(
         self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
     ) -> tuple[int, int]:
-        """No block."""
+        """No block. Override it together with `lookup`: probes ask it alone, from any thread."""
         return 0, 0
 
     def load(

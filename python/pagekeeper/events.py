@@ -212,7 +212,8 @@ class BlockIndex:
         would answer.
 
         Args:
-            hashes: the hashes of the prompt's blocks in order, as bytes from `hash_blocks` or as numbers.
+            hashes: the hashes of the prompt's blocks in order, as bytes from `hash_blocks` or as numbers,
+                made with the cache's `page_size`, `kv_hash_algo` and `hash_seed`: others match nothing.
 
         Raises:
             ValueError: bytes that are no hash.

@@ -11,7 +11,7 @@ import numpy as np
 
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.calls import Batch, Request, Requests, check_group, check_replica, is_one
-from pagekeeper.connectors import KVConnector
+from pagekeeper.connectors import KVConnector, NullConnector
 from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.counts import BlockCount, ByteCount
 from pagekeeper.errors import shown
@@ -136,7 +136,10 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
             event_buffer_max_size=params.event_buffer_max_size,
         )
         self._connector = connector
-        self._tiers = None if connector is None else OuterTiers(self._core, connector)
+        self._tiers: OuterTiers | None = None
+        if connector is not None:
+            most = min(pages * params.page_size, self.max_seq_len or 2**31)
+            self._tiers = OuterTiers(self._core, connector, params.page_size, most)
         self._tables = self._new_tables(num_draft_tokens=0)
         self._pool: DevicePool | None = None
         if allocate_pools or buffers is not None:
@@ -179,6 +182,14 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
 
     def fork(self, ctx: Request, request_id: str | int | None = None) -> TextContext:
         """Claims a request that goes on from where another one stands, for parallel sampling.
+
+        Each sample has a first token of its own if the fork comes before any::
+
+            kv.step(ctx, counts=0)                 # the prompt has KV; no token yet
+            samples = [ctx, kv.fork(ctx), kv.fork(ctx)]
+            for sample, token in zip(samples, first_tokens):
+                sample.update(token)
+            kv.alloc(samples)                      # whoever writes to a shared page gets a copy
 
         The child has the tokens known so far and all else that its parent was made with. It shares every page
         that has computed tokens, the partial last one too: whoever writes to that one first gets a copy of
@@ -345,14 +356,16 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         Args:
             batch: the requests.
             new_tokens: generated tokens, flat, in the order of the batch. None: `ctx.update` gave them.
-            counts: how many tokens each request gets: 0 for an unfinished prompt, more than 1 for accepted
-                drafts. None: one each. Of what a decode step of a request with `num_draft_tokens` brings,
-                all but the last token are drafts that it accepted, which have KV; the rest of its drafts
-                were rejected, and are written over.
+            counts: how many tokens each request gets: 0 for an unfinished prompt, or to `fork` before the
+                first token; more than 1 for accepted drafts, which are given here and not to `ctx.update`: a
+                token given there is computed by the next forward. None: one each. Of what a decode step of a
+                request with `num_draft_tokens` brings, all but the last token are drafts that it accepted,
+                which have KV; the rest of its drafts were rejected, and are written over.
 
         Raises:
             ValueError: unknown requests, requests without a step out, counts that do not match, more tokens
-                than a step's drafts and one, or more than a length limit allows.
+                than a step's drafts and one, or more than a length limit allows: cut accepted drafts to what
+                `max_length` leaves, and release a request that has reached it instead of planning it.
         """
         if self._connector is not None:
             self._connector.wait_for_offloads()
@@ -415,7 +428,9 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         call it when a forward is launched before the last one's results are known.
 
         Args:
-            now: seconds of a clock that never goes back; None leaves it as it was.
+            now: seconds of a clock that never goes back; None leaves it as it was. Where blocks are kept for
+                a time, tell it once a step, from the start: `now=time.monotonic()`. While no time is told
+                no duration ends; those that began before the first one count from it.
             completions: as in `poll_transfers`, which then names the requests that became ready here.
 
         Raises:
@@ -528,14 +543,18 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         return self._core.debug_dump()
 
     def shutdown(self) -> None:
-        """Lets go of the pool, whose memory is free once nobody holds a view of it.
+        """Shuts the connector down, then lets go of the pool: its memory is free once nobody holds a view.
 
-        The connector is shut down too. Only `get_buffers` and `pages_view` end with it: requests may still be
-        stepped and released, and `verify` and `metrics` answer. Calling it again does nothing.
+        `get_buffers` and `pages_view` end with it, and nothing is looked for or kept beyond the device any
+        more. Requests may still be stepped and released, and `verify` and `metrics` answer. Calling it again
+        does nothing.
         """
-        self._pool = None
-        if self._connector is not None:
-            self._connector.shutdown()
+        try:
+            if self._tiers is not None:
+                self._connector = NullConnector()
+                self._tiers.shutdown()  # its copies end while their pages are there
+        finally:
+            self._pool = None
 
     def _new_tables(self, num_draft_tokens: int) -> TableWriter:
         """Tables that have room for requests with so many drafts."""

@@ -11,19 +11,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pagekeeper.connectors import BlockKey, KVConnector
-from pagekeeper.errors import KVLoadFailed, KVLoadRefused, shown
+from pagekeeper._native import TextContext
+from pagekeeper.connectors import BlockKey, KVConnector, NullConnector
+from pagekeeper.context import RequestID
+from pagekeeper.errors import InsufficientBlocksError, KVLoadFailed, KVLoadRefused, shown
 from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
-    from pagekeeper._native import Ledger, TextContext
+    from pagekeeper._native import Ledger
     from pagekeeper.calls import Batch
+
+    _Wanted: TypeAlias = tuple[list[tuple[bytes, bytes]], int, object]
+    """Keys of a prompt's blocks, how many of them are on the device, and the request's hint."""
 
 __all__ = ["LoadTransfer", "OuterTiers"]
 
@@ -68,7 +73,10 @@ class LoadTransfer:
         self._transfer.synchronize(timeout)
 
     def cancel(self) -> bool:
-        """Asks for the copy not to be made; whether that was in time."""
+        """Asks that the copy be given up; False when it has ended already.
+
+        It may end in any way all the same, and may write until `is_complete()` is True.
+        """
         return self._transfer.cancel()
 
     def __await__(self) -> Any:
@@ -87,13 +95,24 @@ class _Load:
 
 
 class OuterTiers:
-    """What the manager does with its connector."""
+    """What the manager does with its connector.
 
-    def __init__(self, core: Ledger, connector: KVConnector) -> None:
+    Args:
+        core: the ledger.
+        connector: the tiers.
+        page_size: tokens a block.
+        most_tokens: most tokens that one request may have.
+    """
+
+    def __init__(self, core: Ledger, connector: KVConnector, page_size: int, most_tokens: int) -> None:
         self._core = core
+        self._page_size = page_size
+        self._most_tokens = most_tokens
         self._connector = connector
         self._transfers: dict[int, KVConnectorTransfer] = {}
         """Copies in flight."""
+        self._outcomes: dict[int, str] = {}
+        """How those of them ended that were found complete."""
         self._loads: dict[int, _Load] = {}
         """Who waits, or waited, for those of them that are loads."""
         self._ready: dict[int, object] = {}
@@ -109,10 +128,22 @@ class OuterTiers:
 
         Without `plan` it only begins loads.
         """
+        wanted = self._core.wanted(batch)
+        loads = [0 if one is None else self._loadable(one[0][one[1] :], one[2]) for one in wanted]
+        return self._alloc(batch, num_tokens, wanted, loads, plan=plan)
+
+    def _alloc(
+        self,
+        batch: Batch,
+        num_tokens: int | ArrayLike | None,
+        wanted: Sequence[_Wanted | None],
+        loads: list[int],
+        *,
+        plan: bool,
+    ) -> list[KVConnectorTransfer]:
+        """`alloc` of requests that want so much, of which so many blocks are loaded for each."""
         core = self._core
         slots = core.slots(batch)
-        wanted = core.wanted(batch)
-        loads = [0 if one is None else self._loadable(*one) for one in wanted]
         if not plan and not any(loads):
             return [_COMPLETED] * len(slots)
         jobs = core.alloc_with_loads(batch, num_tokens, loads)
@@ -140,10 +171,78 @@ class OuterTiers:
                 self._touch(one[0][: one[1]])
         return transfers
 
-    def prefetch(self, ctx: TextContext) -> KVConnectorTransfer:
-        """Loads what the tiers have of a request that is claimed for that alone, and ends it then."""
+    def prefetch(
+        self,
+        tokens: NDArray[np.int32],
+        on_device: int,
+        missing: Sequence[tuple[bytes, bytes]],
+        hint: object,
+        *,
+        salt: str | None,
+        lora_id: str | int | None,
+        lora_generation: int,
+        mm_items: Sequence[tuple[bytes, int, int]],
+        prompt_embeds: Sequence[tuple[bytes, int, int]],
+        extra_ids: ArrayLike | None,
+        overrides: Sequence[tuple[int, int]],
+    ) -> KVConnectorTransfer:
+        """Loads the leading blocks of a prompt that the tiers have, for a request of our own.
+
+        It has these blocks and one token more, since the block with the last token is never loaded. It ends
+        with its load.
+
+        Args:
+            tokens: the prompt, int32.
+            on_device: blocks of it that are on the device.
+            missing: keys of its other full blocks.
+            hint: what the connector gets.
+            salt: like the rest, as in `PagedKVCacheManager.prefetch`.
+            lora_id: as there.
+            lora_generation: as there.
+            mm_items: as there.
+            prompt_embeds: as there.
+            extra_ids: as there.
+            overrides: as there.
+
+        Raises:
+            InsufficientBlocksError: no room for them now.
+        """
+        blocks = min(on_device + self._loadable(missing, hint), (self._most_tokens - 1) // self._page_size)
+        stored = blocks * self._page_size
+        items, embeds = _starting_before(stored, mm_items), _starting_before(stored, prompt_embeds)
+        # A block is named by the whole length of what reaches into it.
+        length = max([stored + 1, *(first + count for _, first, count in [*items, *embeds])])
+        if blocks <= on_device or length > self._most_tokens:
+            return _COMPLETED
+        ctx = TextContext(
+            request_id=RequestID(),
+            tokens=np.append(tokens, tokens[:1])[:length],
+            cache_salt=salt,
+            lora_id=lora_id,
+            lora_generation=lora_generation,
+            mm_items=items,
+            prompt_embeds=embeds,
+            extra_ids=None
+            if extra_ids is None
+            else np.append(np.asarray(extra_ids, np.uint64), np.uint64(0))[:length],
+            token_overrides=[(token, value) for token, value in overrides if token < stored],
+            dkv_cache_hint=hint,
+        )
+        self._core.claim(ctx)
         try:
-            [transfer] = self.alloc(ctx, None, plan=False)
+            wanted = self._core.wanted(ctx)
+            loads = [0 if one is None else blocks - one[1] for one in wanted]
+            [transfer] = self._alloc(ctx, None, wanted, loads, plan=False)
+        except InsufficientBlocksError as error:
+            self._core.unclaim(ctx)
+            raise InsufficientBlocksError(
+                f"prefetch: needs {error.needed} pages for {blocks - on_device} blocks to load and the token "
+                f"behind them; {error.free} are free",
+                needed=error.needed,
+                free=error.free,
+                evictable=error.evictable,
+                pinned=error.pinned,
+            ) from None
         except BaseException:
             self._core.unclaim(ctx)
             raise
@@ -153,17 +252,21 @@ class OuterTiers:
             self._core.unclaim(ctx)
         return transfer
 
-    def _loadable(self, keys: Sequence[tuple[bytes, bytes]], on_device: int, hint: object) -> int:
-        """How many blocks after those on the device the connector has without a gap."""
-        rest = _keys(keys[on_device:])
-        if not rest:
+    def _loadable(self, missing: Sequence[tuple[bytes, bytes]], hint: object) -> int:
+        """How many of these blocks, which follow those on the device, the connector has without a gap."""
+        keys = _keys(missing)
+        if not keys:
             return 0
         try:
-            present = islice(self._connector.lookup(rest, 0, hint), len(rest))
-            return sum(1 for _ in takewhile(bool, present))
+            present = list(islice(self._connector.lookup(keys, 0, hint), len(keys)))
+            leading = sum(1 for _ in takewhile(bool, present))
         except Exception:
             self._note("lookup")
             return 0
+        if len(present) < len(keys):
+            self._errors += 1
+            _log.error("connector: lookup answered for %d of %d blocks", len(present), len(keys))
+        return leading
 
     def _load(
         self, copy: int, pages: list[int], keys: list[BlockKey], hint: object
@@ -199,6 +302,8 @@ class OuterTiers:
         """The transfer in flight; None when it has ended already and the ledger knows how."""
         try:
             transfer = begin()
+            if not isinstance(transfer, KVConnectorTransfer):
+                raise TypeError(f"{call} returned {shown(transfer)}, must be a KVConnectorTransfer")
         except KVLoadRefused:
             end = "refused"
         except Exception:
@@ -206,10 +311,10 @@ class OuterTiers:
             end = "failed"
         else:
             self._transfers[copy] = transfer  # from here on its end is looked for, whatever happens
-            if not _is_complete(transfer):
+            if not self._is_complete(copy):
                 return transfer
-            del self._transfers[copy]
-            end = self._outcome(transfer)
+            end = self._end(copy)
+            self._forget(copy)
         self._core.end_copies([(copy, end)])
         return None
 
@@ -228,24 +333,43 @@ class OuterTiers:
         Raises:
             ValueError: a copy is still in flight here.
         """
-        if copies is not None:
-            return [(copy, self._end(copy)) for copy in copies]
-        loads_first = sorted(self._transfers.items(), key=lambda item: item[0] not in self._loads)
-        return [(copy, self._outcome(transfer)) for copy, transfer in loads_first if _is_complete(transfer)]
+        if copies is None:
+            loads_first = sorted(self._transfers, key=lambda copy: copy not in self._loads)
+            return [(copy, self._end(copy)) for copy in loads_first if self._is_complete(copy)]
+        copies = list(copies)
+        for copy in copies:
+            if copy in self._transfers and not self._is_complete(copy):
+                raise ValueError(f"completions: transfer {copy} is still in flight")
+        return [(copy, self._end(copy)) for copy in copies]
+
+    def _is_complete(self, copy: int) -> bool:
+        """A transfer that cannot say whether it is complete has ended: `result` says how."""
+        if copy in self._outcomes:
+            return True
+        try:
+            return bool(self._transfers[copy].is_complete())
+        except Exception:
+            self._note("is_complete")
+            self._end(copy)
+            return True
 
     def _end(self, copy: int) -> str:
-        transfer = self._transfers.get(copy)
-        if transfer is None and copy not in self._loads:
+        """How a complete copy ended. A transfer is asked once, however often the call is tried."""
+        if copy not in self._transfers:
             return "done"  # not a connector's
-        if transfer is None or not _is_complete(transfer):
-            raise ValueError(f"completions: transfer {copy} is still in flight")
-        return self._outcome(transfer)
+        if copy not in self._outcomes:
+            self._outcomes[copy] = self._outcome(self._transfers[copy])
+        return self._outcomes[copy]
+
+    def _forget(self, copy: int) -> None:
+        self._transfers.pop(copy, None)
+        self._outcomes.pop(copy, None)
 
     def settle(self, ends: Iterable[tuple[int, str]], slots: Iterable[int]) -> None:
         """The ledger was told of `ends`; the requests under `slots` waited for them."""
         waited = set(slots)
         for copy, _ in ends:
-            self._transfers.pop(copy, None)
+            self._forget(copy)
             load = self._loads.pop(copy, None)
             if load is None:
                 continue
@@ -267,6 +391,11 @@ class OuterTiers:
         return {slot: one for slot, one in requests.items() if self._core.request_id(slot) is not None}
 
     # The rest of the protocol
+
+    def shutdown(self) -> None:
+        """Shuts the connector down, and asks it nothing more but how its copies ended."""
+        connector, self._connector = self._connector, NullConnector()
+        connector.shutdown()
 
     def count_cached_prefix(self, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, int]:
         """Leading blocks that the tiers have, (host, disk)."""
@@ -312,13 +441,8 @@ def _keys(keys: Sequence[tuple[bytes, bytes]]) -> list[BlockKey]:
     return [BlockKey(*key) for key in keys]
 
 
-def _is_complete(transfer: KVConnectorTransfer) -> bool:
-    """A transfer that cannot say whether it is complete has ended: `result` says how."""
-    try:
-        return bool(transfer.is_complete())
-    except Exception:
-        _log.exception("connector: is_complete raised")
-        return True
+def _starting_before(end: int, spans: Sequence[tuple[bytes, int, int]]) -> list[tuple[bytes, int, int]]:
+    return [span for span in spans if span[1] < end]
 
 
 def _bounds_of(num_tokens: int | ArrayLike | None, indices: list[int]) -> Any:

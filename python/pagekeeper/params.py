@@ -37,14 +37,17 @@ _Given = TypeVar("_Given")
 
 
 class EvictionPolicy(StrEnum):
-    """Which cached block goes when a page is wanted and none is free. Equal to its own name as a string."""
+    """Which cached block goes when a page is wanted and none is free. Equal to its own name as a string.
+
+    Attributes:
+        PRIORITY_LRU: "priority_lru". Of the lowest priority, the least recently released.
+        PRIORITY_SLRU: "priority_slru". Of the lowest priority first what was never hit, so that prompts that
+            come once do not drive out what is used again. Once hit blocks are over a third of a level, the
+            least recently released goes.
+    """
 
     PRIORITY_LRU = "priority_lru"
-    """The lowest priority, and of that the least recently released."""
-
     PRIORITY_SLRU = "priority_slru"
-    """The lowest priority, and of that first what was never hit, so that prompts that come once do not drive
-    out what is used again. Once hit blocks are over a third of a level, the least recently released goes."""
 
 
 @dataclass(frozen=True, init=False)

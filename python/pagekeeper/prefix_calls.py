@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.calls import Batch, Request, check_group, check_replica
 from pagekeeper.connectors import KVConnector
-from pagekeeper.context import RequestID, TokenBuffer
+from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import PrefixReuseSummary
 from pagekeeper.errors import shown
 from pagekeeper.events import Event, EventSnapshot, from_native
@@ -211,7 +209,8 @@ class PrefixCalls:
             batch: the requests.
             hint: "resume_soon" or "done".
             priority: with "resume_soon": 0 to 100, or "low" (20), "medium" (35), "high" (80).
-            duration_ms: with "resume_soon": milliseconds by the clock of `begin_step(now=...)`. None: no end.
+            duration_ms: with "resume_soon": milliseconds by the clock of `begin_step(now=...)`: tell it once
+                a step, from the start. None: no end.
 
         Raises:
             ValueError: a request that is not claimed or is given twice, or what is out of range.
@@ -287,6 +286,9 @@ class PrefixCalls:
     ) -> KVConnectorTransfer:
         """Brings stored blocks to the device before they are needed.
 
+        A request that is planned before a prefetch of its tokens has been settled loads the blocks again:
+        give its context instead to have it wait for this load.
+
         Args:
             tokens: a claimed request as its context, which then waits as after `alloc`; or tokens, whose
                 stored full blocks are cached on the device when the transfer has been settled by
@@ -305,7 +307,7 @@ class PrefixCalls:
             A transfer, complete at once when there is nothing to load.
 
         Raises:
-            InsufficientBlocksError: no room for the blocks now.
+            InsufficientBlocksError: no room now for the blocks to load; for tokens, and for one token more.
             ValueError: as in `alloc` and `analyze_prefix_reuse`.
         """
         check_replica(replica_idx)
@@ -314,7 +316,7 @@ class PrefixCalls:
                 self._core.slots(tokens)
                 return _COMPLETED
             return self._tiers.alloc(tokens, None, plan=False)[0]
-        *_, missing = self._core.probe(
+        _, on_device, *_, missing = self._core.probe(
             tokens,
             salt=salt,
             lora_id=lora_id,
@@ -327,42 +329,38 @@ class PrefixCalls:
         )
         if self._tiers is None or not missing:
             return _COMPLETED
-        known = TokenBuffer(tokens).all
-        # The block with a request's last token is never loaded: one token more, if one may have so many.
-        most = self.total_num_pages * self.params.page_size
-        more = int(len(known) < min(most, self.max_seq_len or most))
-        ctx = TextContext(
-            request_id=RequestID(),
-            tokens=np.append(known, known[:more]),
-            cache_salt=salt,
+        return self._tiers.prefetch(
+            TokenBuffer(tokens).all,
+            on_device,
+            missing,
+            hint,
+            salt=salt,
             lora_id=lora_id,
             lora_generation=lora_generation,
             mm_items=mm_items,
             prompt_embeds=prompt_embeds,
-            extra_ids=None
-            if extra_ids is None
-            else np.append(np.asarray(extra_ids, np.uint64), np.zeros(more, np.uint64)),
-            token_overrides=overrides,
-            dkv_cache_hint=hint,
+            extra_ids=extra_ids,
+            overrides=overrides,
         )
-        self._core.claim(ctx)
-        return self._tiers.prefetch(ctx)
 
     # Events, for indexes elsewhere.
 
     def get_latest_events(self, timeout: float = 0.0) -> list[Event]:
         """Takes the events recorded since the last call, oldest first. May be called from any thread.
 
-        There are none unless `params.event_buffer_max_size` is set; then it does not wait either.
-        `pagekeeper.events` says what they are.
+        There are none unless `params.event_buffer_max_size` is set. `pagekeeper.events` says what they are.
 
         Args:
-            timeout: seconds to wait for an event when there is none. Other threads run meanwhile.
+            timeout: seconds to wait for an event when there is none. Other threads run meanwhile, and a
+                `shutdown` does not end the wait.
 
         Raises:
-            ValueError: a timeout below 0.
+            ValueError: a timeout below 0, or above 0 where there will never be an event.
         """
-        return from_native(self._core.take_events(timeout))
+        rows = self._core.take_events(timeout)
+        if timeout > 0 and not self.params.event_buffer_max_size:
+            raise ValueError(f"timeout={timeout}: events are off; set event_buffer_max_size in the params")
+        return from_native(rows)
 
     def event_snapshot(self) -> EventSnapshot:
         """What is cached now, as events, for whoever missed some. May be called from any thread.

@@ -22,9 +22,11 @@ class TokenRangeRetention:
         start: first token.
         end: one past the last token; None: to the end of the prompt.
         priority: 0 (evicted first) to 100, or "low" (20), "medium" (35), "high" (80).
-        duration_ms: milliseconds that it lasts after the last release. None: for ever.
-        expires_at: instead of a duration: when it ends, in seconds on the clock of `begin_step(now=...)`.
-            Afterwards a block has the cache's default priority.
+        duration_ms: milliseconds that it lasts after the last release, by the clock of
+            `begin_step(now=...)`. Tell it once a step, from the start: while no time is told no duration
+            ends. None: for ever.
+        expires_at: instead of a duration: when it ends, in seconds on the same clock. Afterwards a
+            block has the cache's default priority.
 
     Raises:
         ValueError: what is out of range, or both limits.

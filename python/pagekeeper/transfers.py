@@ -90,11 +90,13 @@ async def ended(transfer: Transfer) -> None:
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
         fd = transfer.wake_fd()
-        loop.add_reader(fd, woken.set)
         try:
-            await woken.wait()
+            loop.add_reader(fd, woken.set)
+            try:
+                await woken.wait()
+            finally:
+                loop.remove_reader(fd)
         finally:
-            loop.remove_reader(fd)
             os.close(fd)
     transfer.result()
 

@@ -127,24 +127,27 @@ class Moving(Serving):
     def prefetch_tokens(self) -> None:
         namespace, tokens, keys = self.prefix()
         self.note(f"prefetch {keys} {tokens}")
-        if self.tier is None or len(tokens) < self.page_size:
+        name, known = object(), [*tokens, tokens[-1]]
+        self.model.claim(name, known, namespace)
+        blocks = len(self.model.match(namespace, known)) + self.loadable(name)
+        self.model.unclaim(name)
+        known = known[: min(blocks, self.kv.total_num_pages - 1) * self.page_size + 1]
+        self.model.claim(name, known, namespace)  # what the tier has, and a token
+        load = self.loadable(name)
+        if not load:
+            self.model.unclaim(name)
             assert self.kv.prefetch(tokens, **keys).is_complete()
             return
-        name = object()
-        self.model.claim(name, [*tokens, tokens[-1]], namespace)
-        load = self.loadable(name)
         try:
-            loads = self.model.alloc([name], None, [load]) if load else {}
+            loads = self.model.alloc([name], None, [load])
         except NoRoom:
             self.model.unclaim(name)
             self.refused(pk.InsufficientBlocksError, lambda: self.kv.prefetch(tokens, **keys))
             return
-        if not load:
-            self.model.unclaim(name)
         waiting = self.begin_loads(loads)
         self.prefetches |= {copy: name for copy in loads.values() if waiting}
         self.kv.prefetch(tokens, **keys)
-        if load and not waiting:
+        if not waiting:
             self.model.release([name])
 
     def poll(self) -> None:
