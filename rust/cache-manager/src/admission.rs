@@ -2,7 +2,7 @@
 
 use crate::blocks::Prefix;
 use crate::config::Reserve;
-use crate::copies::refresh_ancestors;
+use crate::copies::let_go;
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
 use crate::loads::LoadJob;
@@ -352,11 +352,7 @@ impl Ledger {
         let (nodes, pages) = (&hits.nodes[plan.hits.clone()], &hits.pages[plan.hits.clone()]);
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         for block in plan.replaced.clone().rev() {
-            let page = sequence.row[block];
-            self.slab.release(page, sequence.last_step);
-            if self.slab.is_evictable(page) {
-                refresh_ancestors(&mut self.slab, &self.tree, page);
-            }
+            let_go(&mut self.slab, &self.tree, sequence.row[block], sequence.last_step);
         }
         if !plan.replaced.is_empty() {
             sequence.row_version += 1;

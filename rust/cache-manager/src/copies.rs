@@ -151,6 +151,15 @@ impl Ledger {
     }
 }
 
+/// One reference less to a page that may stand for a block. If that was the last one, what lies above counts
+/// as used now, so that no block is evicted before a block below it.
+pub(crate) fn let_go(slab: &mut Slab, tree: &PrefixTree, page: PageId, last_use: Step) {
+    slab.release(page, last_use);
+    if slab.is_evictable(page) {
+        refresh_ancestors(slab, tree, page);
+    }
+}
+
 /// Counts the blocks above that of `page`, which just became evictable, as used now too: whatever their
 /// priorities, which may be equal later.
 pub(crate) fn refresh_ancestors(slab: &mut Slab, tree: &PrefixTree, page: PageId) {
