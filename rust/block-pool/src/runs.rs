@@ -21,7 +21,10 @@ impl Slab {
                 Some(queue) if queue == QueueId::UNCACHED || self.pristine() == 0 => {
                     self.take_front(queue, all - taken.len(), priority, taken);
                 }
-                _ => taken.extend(self.take(priority)),
+                _ => match self.take(priority) {
+                    Some(page) => taken.push(page),
+                    None => return false, // the counts are wrong
+                },
             }
         }
         true

@@ -128,6 +128,7 @@ impl Ledger {
         }
         if sequence.len() > page_size {
             return Err(LedgerError::TooLong {
+                slot: Some(slot),
                 tokens: u64::from(sequence.len()),
                 limit: u64::from(page_size),
                 what: "one page: padding goes to the null page",
@@ -218,7 +219,7 @@ impl Ledger {
         check_plannable(sequence, slot, step, open)?;
         let placeholder = sequence.position == sequence.len();
         if placeholder {
-            check_length(sequence, 1, self.config.max_seq_len)?;
+            check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
         let len = sequence.len() + u32::from(placeholder);
 
@@ -457,11 +458,7 @@ fn check_load(
     if load <= most {
         return Ok(());
     }
-    Err(LedgerError::OutOfRange {
-        name: "loads",
-        given: i128::from(load),
-        allowed: format!("at most {most} blocks for slot {slot}"),
-    })
+    Err(LedgerError::BadLoad { slot, given: load, most })
 }
 
 fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) -> Result<(), LedgerError> {

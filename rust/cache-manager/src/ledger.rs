@@ -120,6 +120,7 @@ impl Ledger {
         }
         if new.extras.reach() > tokens {
             return Err(LedgerError::TooLong {
+                slot: None,
                 tokens: new.extras.reach(),
                 limit: tokens,
                 what: "the prompt, which an item of mm_items or prompt_embeds reaches past",
@@ -127,10 +128,20 @@ impl Ledger {
         }
         let max_length = u64::from(new.max_length);
         if tokens > max_length {
-            return Err(LedgerError::TooLong { tokens, limit: max_length, what: "the request's max_length" });
+            return Err(LedgerError::TooLong {
+                slot: None,
+                tokens,
+                limit: max_length,
+                what: "the request's max_length",
+            });
         }
         if let Some(limit) = self.config.max_seq_len.map(u64::from).filter(|&limit| tokens > limit) {
-            return Err(LedgerError::TooLong { tokens, limit, what: "the manager's max_seq_len" });
+            return Err(LedgerError::TooLong {
+                slot: None,
+                tokens,
+                limit,
+                what: "the manager's max_seq_len",
+            });
         }
         if self.slots.len() == SlotId::MAX {
             return Err(LedgerError::NoSlot(SlotId::MAX));
@@ -155,7 +166,7 @@ impl Ledger {
             return Ok(());
         }
         if sequence.unknown == 0 {
-            check_length(sequence, 1, self.config.max_seq_len)?;
+            check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
         sequence.append(token);
         Ok(())
@@ -294,16 +305,24 @@ pub struct RefusedClaim {
 /// Checks that `more` tokens fit into the request's and the ledger's limits.
 pub(crate) fn check_length(
     sequence: &Sequence,
+    slot: SlotId,
     more: u32,
     max_seq_len: Option<u32>,
 ) -> Result<(), LedgerError> {
     let tokens = u64::from(sequence.len()) + u64::from(more);
     let limit = u64::from(sequence.max_length);
     if tokens > limit {
-        return Err(LedgerError::TooLong { tokens, limit, what: "the request's max_length" });
+        return Err(LedgerError::TooLong {
+            slot: Some(slot),
+            tokens,
+            limit,
+            what: "the request's max_length",
+        });
     }
     match max_seq_len.map(u64::from).filter(|&limit| tokens > limit) {
-        Some(limit) => Err(LedgerError::TooLong { tokens, limit, what: "the manager's max_seq_len" }),
+        Some(limit) => {
+            Err(LedgerError::TooLong { slot: Some(slot), tokens, limit, what: "the manager's max_seq_len" })
+        }
         None => Ok(()),
     }
 }
