@@ -44,8 +44,10 @@ pub struct Ledger {
     pub(crate) step_joined: bool,
     /// Resets of the prefix cache; a sequence of an older epoch neither reads nor publishes.
     pub(crate) epoch: u32,
-    /// Latest time that was told, in seconds.
+    /// Latest time that was told, in seconds; 0 until one is.
     pub(crate) now: f64,
+    /// Whether a time was told.
+    pub(crate) has_clock: bool,
     /// Passes over batches, to find a request that is in one batch twice.
     pub(crate) batch_pass: u64,
     /// Results due for requests that were released meanwhile: by slot, the last step and the number.
@@ -79,6 +81,7 @@ impl Ledger {
             step_joined: false,
             epoch: 0,
             now: 0.0,
+            has_clock: false,
             batch_pass: 0,
             orphans: HashMap::new(),
             orphans_swept: 64,
@@ -220,7 +223,8 @@ impl Ledger {
     }
 
     /// Opens the next step if the newest is closed, tells the time in seconds, and ends copies
-    /// ([`Ledger::end_copies`]). Gives the step, and the requests whose load has ended.
+    /// ([`Ledger::end_copies`]). Gives the step, and the requests whose load has ended. Durations that began
+    /// before any time was told count from the first that is.
     ///
     /// # Errors
     /// A time before the last one; a copy that is not in flight. Nothing is changed then.
@@ -233,8 +237,7 @@ impl Ledger {
             return Err(LedgerError::TimeGoesBack { now, latest: self.now });
         }
         let ready = self.end_copies(ended)?;
-        self.now = now.unwrap_or(self.now);
-        self.tell_time();
+        self.tell_time(now);
         if !self.step_open || self.step_joined {
             self.open_step();
         }
@@ -264,6 +267,16 @@ impl Ledger {
     /// Cached blocks on the device, referenced or not.
     pub fn cached_blocks(&self) -> usize {
         self.tree.resident()
+    }
+
+    /// Pins that have not ended.
+    pub fn pins(&self) -> usize {
+        self.pins.pages.len()
+    }
+
+    /// Copies that have not ended.
+    pub fn copies_in_flight(&self) -> usize {
+        self.copies.in_flight.len()
     }
 
     /// Requests claimed.

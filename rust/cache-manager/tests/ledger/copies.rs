@@ -123,6 +123,7 @@ fn a_block_whose_retention_ends_is_behind_the_block_below_it_however_copies_ende
     let first_block = TokenRange { start: 0, end: Some(4), retention: brief };
     let retention = BlockRetention::new(vec![first_block], Priority::DEFAULT.into(), 8).unwrap();
     let mut ledger = Ledger::new(config(8));
+    ledger.begin_step(Some(0.0), &[]).unwrap();
     let tokens = prompt(&[1, 2, 3, 4, 5, 6, 7, 8]);
     let slot = claim(&mut ledger, NewSequence { retention: Some(Arc::new(retention)), ..tokens });
     forward(&mut ledger, slot);
@@ -141,4 +142,19 @@ fn completions_may_come_with_the_opening_of_a_step() {
     assert_eq!(ledger.begin_step(Some(1.5), &[(job.id.0, CopyEnd::Done)]), Ok((Step(2), vec![])));
     assert_eq!(ledger.slab().pins(PageId(1)), 0);
     ledger.verify().unwrap();
+}
+
+#[test]
+fn a_dump_lists_the_pages_of_pins_and_copies() {
+    let (mut ledger, slot) = two_blocks();
+    ledger.pin(slot).unwrap();
+    ledger.start_copy(slot, 1, 1).unwrap();
+    let waiting = claim(&mut ledger, prompt(&[11, 12, 13, 14, 15]));
+    ledger.alloc_with_loads(&[waiting], &[], &[1]).unwrap();
+    let dump = ledger.debug_dump();
+    let lines: Vec<_> =
+        dump.lines().filter(|line| line.starts_with("pin") || line.starts_with("copy")).collect();
+    let expected = ["pin 0: pages [1, 2]", "copy 0: reads pages [2]", "copy 1: load for slot 1, pages [3]"];
+    assert_eq!(lines, expected);
+    assert_eq!((ledger.pins(), ledger.copies_in_flight()), (1, 2));
 }
