@@ -128,6 +128,8 @@ impl Ledger {
                 ("pages_in_flight", u64::from(slab.in_flight())),
                 ("cached_blocks", ledger.cached_blocks() as u64),
                 ("requests", ledger.requests() as u64),
+                ("pins", ledger.pins() as u64),
+                ("copies_in_flight", ledger.copies_in_flight() as u64),
             ];
             let log = ledger.events();
             let events = [("events_recorded", log.next_id()), ("events_dropped", log.dropped())];
