@@ -296,7 +296,7 @@ impl Slab {
         first
     }
 
-    /// Whether a request hit `page` since it stands for its node.
+    /// Whether a request hit `page` since it stands for its node: for tests.
     pub fn is_reused(&self, page: PageId) -> bool {
         self.pages.get(page.index()).is_some_and(|it| self.is_cached(it) && it.flags.has(Flags::REUSED))
     }

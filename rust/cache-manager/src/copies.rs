@@ -140,15 +140,6 @@ impl Ledger {
         }
         Ok(ready)
     }
-
-    /// [`Ledger::end_copies`] of copies that ended well.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn finish_copies(&mut self, ids: &[u64]) -> Result<Vec<SlotId>, LedgerError> {
-        let ended: Vec<_> = ids.iter().map(|&id| (id, CopyEnd::Done)).collect();
-        self.end_copies(&ended)
-    }
 }
 
 /// One reference less to a page that may stand for a block. If that was the last one, what lies above counts

@@ -249,7 +249,7 @@ impl Ledger {
         self.step_open = false;
     }
 
-    /// The newest step, and whether it is open.
+    /// The newest step, and whether it is open: for tests.
     pub fn newest_step(&self) -> (Step, bool) {
         (self.step, self.step_open)
     }

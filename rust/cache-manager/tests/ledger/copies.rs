@@ -1,6 +1,6 @@
 //! Copies: what they hold, after which step they may start, and what their end does to the queues.
 
-use crate::common::{claim, computed, config, forward, prompt, row};
+use crate::common::{claim, computed, config, finish_copies, forward, prompt, row};
 use block_pool::{PageId, PageState, Priority, Retention, Step};
 use cache_manager::{BlockRetention, CopyEnd, Ledger, NewSequence, SlotId, TokenRange};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn a_page_released_during_a_copy_is_handed_out_after_its_end() {
     assert_eq!((ledger.slab().in_flight(), ledger.slab().available()), (2, 0));
     let other = claim(&mut ledger, prompt(&[9]));
     assert!(ledger.alloc(&[other], &[]).is_err());
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     forward(&mut ledger, other);
     ledger.verify().unwrap();
 }
@@ -79,7 +79,7 @@ fn a_page_in_flight_can_be_hit() {
     let again = claim(&mut ledger, prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9]));
     ledger.alloc(&[again], &[]).unwrap();
     assert_eq!(row(&ledger, again)[..2], [1, 2]);
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     assert_eq!(ledger.slab().state(PageId(1)), PageState::Referenced);
     ledger.verify().unwrap();
 }
@@ -103,7 +103,7 @@ fn copies_that_end_root_first_leave_the_tail_to_be_evicted_first() {
     let (mut ledger, slot) = two_blocks();
     let jobs = [0, 1].map(|block| ledger.start_copy(slot, block, 1).unwrap().id.0);
     ledger.release(&[slot]).unwrap();
-    ledger.finish_copies(&jobs).unwrap();
+    finish_copies(&mut ledger, &jobs).unwrap();
     assert_eq!(order(&ledger), [2, 1]);
 }
 
@@ -113,7 +113,7 @@ fn a_copy_of_the_tail_that_ends_late_does_not_put_it_behind_the_block_above() {
     let job = ledger.start_copy(slot, 1, 1).unwrap();
     ledger.release(&[slot]).unwrap();
     assert_eq!(order(&ledger), [1]);
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     assert_eq!(order(&ledger), [2, 1]);
 }
 
@@ -129,7 +129,7 @@ fn a_block_whose_retention_ends_is_behind_the_block_below_it_however_copies_ende
     forward(&mut ledger, slot);
     let jobs = [0, 1].map(|block| ledger.start_copy(slot, block, 1).unwrap().id.0);
     ledger.release(&[slot]).unwrap();
-    ledger.finish_copies(&jobs).unwrap();
+    finish_copies(&mut ledger, &jobs).unwrap();
     assert_eq!(order(&ledger), [1, 2], "the lowest priority first");
     ledger.begin_step(Some(2.0), &[]).unwrap();
     assert_eq!(order(&ledger), [2, 1]);

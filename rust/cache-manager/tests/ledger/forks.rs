@@ -1,6 +1,6 @@
 //! Forks: what the child shares, who copies before writing, and how both live on.
 
-use crate::common::{claim, computed, config, forward, hit, private, prompt, row};
+use crate::common::{claim, computed, config, finish_copies, forward, hit, private, prompt, row};
 use block_pool::{PageId, PageState, Step};
 use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, SlotId};
 
@@ -92,7 +92,7 @@ fn a_page_that_a_mover_reads_is_not_written_to() {
     let job = ledger.start_copy(slot, 1, 1).unwrap();
     extend(&mut ledger, &[slot]).unwrap();
     assert_eq!((row(&ledger, slot), taken(&mut ledger)), (vec![1, 3], vec![(2, 3)]));
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     assert_eq!(ledger.slab().state(PageId(2)), PageState::Evictable);
 }
 

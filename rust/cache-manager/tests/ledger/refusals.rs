@@ -1,6 +1,6 @@
 //! Bad calls: each is an error of its kind, and leaves the ledger as it was.
 
-use crate::common::{claim, computed, config, prompt};
+use crate::common::{claim, computed, config, finish_copies, prompt};
 use block_hash::{ContentSpan, ExtraInputs, ExtraKeys};
 use cache_manager::{
     CopyEnd, FlashInferTables, Ledger, LedgerConfig, LedgerError, RowMemory, SlotId, VarlenTables,
@@ -112,8 +112,8 @@ refuses! {
     copy_of_no_block: |s| s.ledger.start_copy(s.idle, 0, 0) => LedgerError::OutOfRange { .. },
     copy_past_the_end_of_numbers:
         |s| s.ledger.start_copy(s.idle, 1, usize::MAX) => LedgerError::OutOfRange { .. },
-    end_of_a_copy_that_never_began: |s| s.ledger.finish_copies(&[s.copy, 99]) => LedgerError::UnknownCopy(99),
-    end_of_one_copy_twice: |s| s.ledger.finish_copies(&[s.copy, s.copy]) => LedgerError::UnknownCopy(0),
+    end_of_a_copy_that_never_began: |s| finish_copies(&mut s.ledger, &[s.copy, 99]) => LedgerError::UnknownCopy(99),
+    end_of_one_copy_twice: |s| finish_copies(&mut s.ledger, &[s.copy, s.copy]) => LedgerError::UnknownCopy(0),
     time_that_goes_back: |s| s.ledger.begin_step(Some(9.5), &[(s.copy, CopyEnd::Done)]) => LedgerError::TimeGoesBack { .. },
     time_that_is_no_number:
         |s| s.ledger.begin_step(Some(f64::NAN), &[(s.copy, CopyEnd::Done)]) => LedgerError::TimeGoesBack { .. },
