@@ -321,7 +321,9 @@ def test_a_request_may_go_while_its_load_is_under_way(how: str, end: str) -> Non
     else:
         getattr(cache.kv, how)(ctx)
     cache.kv.verify()
-    assert cache.kv.metrics()["pages_in_flight"] == 3, "nobody gets these pages while they are written to"
+    metrics = cache.kv.metrics()
+    assert metrics["pages_in_flight"] == 3, "nobody gets these pages while they are written to"
+    assert metrics["copies_in_flight"] == 1
     assert free(cache.kv) == 5
     getattr(cache.tier.in_flight()[0], end)()
     assert cache.kv.poll_transfers() == [], "nobody waits for it any more"

@@ -214,7 +214,7 @@ def test_more_tokens_than_a_step_can_have_given_are_refused() -> None:
     ctx = decoding(kv, 4, drafts=2)
     kv.alloc(ctx)
     before = kv.fingerprint()
-    with pytest.raises(ValueError, match="verified 2 drafts: at most 3"):
+    with pytest.raises(ValueError, match=r"request .*: slot 0: 4 tokens .* verified 2 drafts: at most 3"):
         kv.step(ctx, new_tokens=[1, 2, 3, 4], counts=4)
     assert kv.fingerprint() == before
 
@@ -227,7 +227,7 @@ def test_accepted_drafts_beyond_max_length_are_refused() -> None:
     kv.step(ctx, new_tokens=[7])
     kv.alloc(ctx)
     before = kv.fingerprint()
-    with pytest.raises(ValueError, match="over the limit of 6"):
+    with pytest.raises(ValueError, match="request 'a': slot 0: 7 tokens: over the limit of 6"):
         kv.step(ctx, new_tokens=[61, 62], counts=2)
     assert kv.fingerprint() == before
     kv.step(ctx, new_tokens=[61])

@@ -248,6 +248,19 @@ def test_an_id_that_refers_to_its_context_and_manager_is_collected(is_claimed: b
     assert [dead() for dead in gone] == [None, None]
 
 
+def test_a_number_that_asks_the_context_for_its_name_is_refused_like_any_other() -> None:
+    class Curious(int):
+        def __repr__(self) -> str:
+            return f"{int(self)} of {len(ctx)}"
+
+        __str__ = __repr__
+
+    ctx = pk.TextContext("a", PROMPT)
+    with pytest.raises(ValueError, match=r"length=.*99.*: must be 0 to 20"):
+        ctx.truncate(Curious(99))
+    assert len(ctx) == 20
+
+
 def test_a_context_has_its_tokens_back_when_its_manager_ends() -> None:
     kv, heir = manager(), manager()
     ctx = prefilled(kv, PROMPT)

@@ -33,8 +33,10 @@ def the_books_are_in_order_after_each_test() -> Iterator[None]:
 
 
 def cache(pages: int = 16, **options: Any) -> pk.PagedKVCacheManager:
-    MADE.append(manager(pages, event_buffer_max_size=100, **options))
-    return MADE[-1]
+    kv = manager(pages, event_buffer_max_size=100, **options)
+    kv.begin_step(now=0.0)
+    MADE.append(kv)
+    return kv
 
 
 def kept(*ranges: pk.TokenRangeRetention, **decode: Any) -> pk.RetentionConfig:

@@ -107,6 +107,7 @@ class Session(Moving, Tending, Watching):
             "pages_in_flight": len(in_flight),
             "cached_blocks": len(pool.tree),
             "requests": len(self.model.requests),
+            "pins": len(self.model.pins),
         }
         assert {name: metrics[name] for name in gauges} == gauges
         if self.tier is not None and self.model.tier is not None:

@@ -37,6 +37,7 @@ class Ledger(Copying):
         self.step_number = 0
         self.step_open = False
         self.step_joined = False
+        self.has_clock = False
 
     def claim(
         self,
@@ -200,6 +201,9 @@ class Ledger(Copying):
 
     def begin_step(self, now: float | None = None) -> int:
         """Tells the time, and opens the next step unless the newest is open and empty."""
+        if now is not None and not self.has_clock:
+            self.pool.start_clock(now)
+            self.has_clock = True
         self.tell_time(self.pool.now if now is None else now)
         if not self.step_open or self.step_joined:
             self.open_step()

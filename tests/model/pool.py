@@ -192,6 +192,10 @@ class Pool:
         if not self.references[page]:
             self.released[page] = self.now
 
+    def start_clock(self, now: float) -> None:
+        """The first time is told: durations that run count from it."""
+        self.released = dict.fromkeys(self.released, now)
+
     def tell_time(self, now: float) -> Iterator[tuple[int, int]]:
         """Pages whose priority has ended by `now`, with that priority: the one that ended first first."""
         self.now = now

@@ -111,7 +111,8 @@ impl Ledger {
             drafts: context.num_draft_tokens.into(),
         };
         if self.config.prefix_caching {
-            let time = hashing_time(self.config.algo, sequence.tokens.len());
+            let passes = 1 + u32::from(sequence.guards.is_some());
+            let time = passes * hashing_time(self.config.algo, sequence.tokens.len());
             without_gil(py, time, || sequence.hash_prompt(self.config.page_size));
         }
         sequence

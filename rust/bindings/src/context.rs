@@ -137,19 +137,21 @@ fn drafts_from(given: &Bound<'_, PyAny>) -> PyResult<u8> {
 }
 
 impl TextContext {
-    /// Runs `claimed` on the ledger, or `free` on what the context holds itself.
+    /// Runs `claimed` on the ledger, or `free` on what the context holds itself. `free` runs under the
+    /// context's lock, where no Python code may run.
     fn visit<R>(
         &self,
         py: Python<'_>,
         claimed: impl FnOnce(&mut cache_manager::Ledger, SlotId) -> Result<R, LedgerError>,
         free: impl FnOnce(&mut Content) -> PyResult<R>,
     ) -> PyResult<R> {
-        let (shared, slot) = match &mut *self.state.lock() {
+        let found = match &mut *self.state.lock() {
             State::Free(own) => return free(own),
-            State::Claiming => return Err(self.problem(py, "is being claimed in another thread")),
-            State::Lost => return Err(self.problem(py, LOST)),
-            State::Claimed { shared, slot } => (Arc::clone(shared), *slot),
+            State::Claiming => Err("is being claimed in another thread"),
+            State::Lost => Err(LOST),
+            State::Claimed { shared, slot } => Ok((Arc::clone(shared), *slot)),
         };
+        let (shared, slot) = found.map_err(|what| self.problem(py, what))?;
         let outcome = shared.with(py, |ledger| claimed(ledger, slot))?;
         outcome.map_err(|error| errors::from_ledger(py, &error, Some(self.request_id.bind(py))))
     }
@@ -322,16 +324,17 @@ impl TextContext {
         };
         self.visit(
             py,
-            |ledger, slot| ledger.truncate(slot, wanted),
+            |ledger, slot| ledger.truncate(slot, wanted).map(Ok),
             |own| {
                 if wanted as usize > own.tokens.len() {
-                    return Err(bad(own.tokens.len()));
+                    return Ok(Err(own.tokens.len()));
                 }
                 own.tokens.truncate(wanted as usize);
                 own.extras.truncate(wanted as usize);
-                Ok(())
+                Ok(Ok(()))
             },
-        )
+        )?
+        .map_err(bad)
     }
 
     /// The known tokens: a copy, as a `TokenBuffer`.

@@ -27,10 +27,10 @@ impl Ledger {
         let deadline =
             Duration::try_from_secs_f64(timeout).ok().and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let (is_on, events) = self
-                .shared
-                .with(py, |ledger| (ledger.events().is_on(), ledger.take_events(Some(thread::current()))))?;
             let left = deadline.map_or(WAIT, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let waiter = (!left.is_zero()).then(thread::current);
+            let (is_on, events) =
+                self.shared.with(py, |ledger| (ledger.events().is_on(), ledger.take_events(waiter)))?;
             if !events.is_empty() || !is_on || left.is_zero() {
                 let rows = events.iter().map(|event| row(py, event.id as i64, &event.kind));
                 return PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?);

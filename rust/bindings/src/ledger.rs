@@ -51,6 +51,9 @@ impl Ledger {
             | LedgerError::Loading { slot }
             | LedgerError::Padding(slot)
             | LedgerError::PlannedBefore(slot)
+            | LedgerError::BadCount { slot, .. }
+            | LedgerError::BadLoad { slot, .. }
+            | LedgerError::TooLong { slot: Some(slot), .. }
             | LedgerError::InsufficientBlocks { slot, .. }
             | LedgerError::RequestTooLarge { slot, .. } => Some(*slot),
             _ => None,

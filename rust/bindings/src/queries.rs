@@ -41,12 +41,17 @@ impl Ledger {
     }
 
     /// The full blocks of the prompt from number `first` on as other tiers know them, if there are any.
-    fn keys_from(&self, query: &PrefixQuery, first: usize) -> Vec<BlockKey> {
-        let Some(secret) = &self.guard_secret else { return Vec::new() };
+    fn keys_from(&self, py: Python<'_>, query: &PrefixQuery, first: usize) -> Vec<BlockKey> {
+        let missing = first..query.chain.len();
+        let Some(secret) = self.guard_secret.as_ref().filter(|_| !missing.is_empty()) else {
+            return Vec::new();
+        };
         let root = query.namespace.root(self.config.seed.as_ref());
         let mut guards = Guards::new(self.config.algo, &root, secret);
-        guards.extend(&query.tokens, self.config.page_size as usize, &query.extras);
-        (first..query.chain.len()).map(|block| BlockKey::of(&query.chain, &guards, block)).collect()
+        let page_size = self.config.page_size as usize;
+        let time = hashing_time(self.config.algo, query.tokens.len());
+        without_gil(py, time, || guards.extend(&query.tokens, page_size, &query.extras));
+        missing.map(|block| BlockKey::of(&query.chain, &guards, block)).collect()
     }
 }
 
@@ -76,7 +81,7 @@ impl Ledger {
         let reuse = self.shared.with(py, |ledger| {
             if other_namespaces { ledger.probe_namespaces(&query) } else { ledger.probe(&query) }
         })?;
-        let rest = self.keys_from(&query, reuse.present as usize);
+        let rest = self.keys_from(py, &query, reuse.present as usize);
         Ok((
             reuse.allocated,
             reuse.all,
@@ -123,6 +128,8 @@ impl Ledger {
                 ("pages_in_flight", u64::from(slab.in_flight())),
                 ("cached_blocks", ledger.cached_blocks() as u64),
                 ("requests", ledger.requests() as u64),
+                ("pins", ledger.pins() as u64),
+                ("copies_in_flight", ledger.copies_in_flight() as u64),
             ];
             let log = ledger.events();
             let events = [("events_recorded", log.next_id()), ("events_dropped", log.dropped())];

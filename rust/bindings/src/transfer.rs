@@ -1,8 +1,7 @@
 //! A copy in flight, as Python sees it: the native classes `Transfer` and `Completer`.
 
 use crate::errors;
-use crate::tokens::pages_from;
-use crate::tokens::seconds_from;
+use crate::tokens::{pages_from, seconds_from};
 use completion::{Completion, Outcome};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyTimeoutError, PyValueError};

@@ -45,6 +45,21 @@ impl Page {
             flags: Flags::default(),
         }
     }
+
+    /// A page that was handed out: referenced once, and standing for nothing.
+    #[inline]
+    pub(crate) fn hand_out(&mut self, priority: Priority) {
+        self.refs = 1;
+        self.forget();
+        self.priority = priority;
+        self.flags = Flags::default();
+    }
+
+    /// It stands for nothing any more, whatever stamp it gets: a newer one must not revive what was forgotten.
+    #[inline]
+    pub(crate) fn forget(&mut self) {
+        self.node = NO_NODE;
+    }
 }
 
 /// Facts of a page that are a bit each.
@@ -62,6 +77,12 @@ impl Flags {
     #[inline]
     pub(crate) fn has(self, flag: Flags) -> bool {
         self.0 & flag.0 != 0
+    }
+
+    /// Whether it has one of the two, or both.
+    #[inline]
+    pub(crate) fn any(self, one: Flags, other: Flags) -> bool {
+        self.has(Flags(one.0 | other.0))
     }
 
     #[inline]

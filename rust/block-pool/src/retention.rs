@@ -137,6 +137,16 @@ impl Limits {
         }
     }
 
+    /// Durations that run count from `now`.
+    pub(crate) fn restart(&mut self, now: f64) {
+        let running = |(&page, &(limit, due)): (&PageId, &(Limit, Option<Due>))| {
+            (matches!(limit, Limit::For(_)) && due.is_some()).then_some(page)
+        };
+        for page in self.pages.iter().filter_map(running).collect::<Vec<_>>() {
+            self.released(page, Some(now));
+        }
+    }
+
     /// Removes and gives a page whose time is over at `now`: the one whose time was over first.
     pub(crate) fn pop_over(&mut self, now: f64) -> Option<PageId> {
         let &(due, page) = self.due.first()?;

@@ -1,8 +1,8 @@
 //! Many pages at once: what a request hits, takes and gives back usually lies in one piece of a list, and is
 //! cut out of it or put into it as one.
 
-use crate::ids::{NodeLink, PageId, Priority, Step};
-use crate::page::{Flags, NO_NODE};
+use crate::ids::{PageId, Priority, Step};
+use crate::page::Flags;
 use crate::queue::{Piece, QueueId};
 use crate::slab::{Slab, Taken};
 
@@ -21,7 +21,10 @@ impl Slab {
                 Some(queue) if queue == QueueId::UNCACHED || self.pristine() == 0 => {
                     self.take_front(queue, all - taken.len(), priority, taken);
                 }
-                _ => taken.extend(self.take(priority)),
+                _ => match self.take(priority) {
+                    Some(page) => taken.push(page),
+                    None => return false, // the counts are wrong
+                },
             }
         }
         true
@@ -33,16 +36,12 @@ impl Slab {
         let mut page = piece.first;
         let count = count.min(self.queues.list_len(queue) as usize);
         for _ in 0..count {
+            taken.push(Taken { page, evicted: self.node(page), pristine: false });
             let record = &mut self.pages[page.index()];
-            let cached = record.node != NO_NODE && self.queues.is_current(record);
-            taken.push(Taken { page, evicted: cached.then_some(NodeLink(record.node)), pristine: false });
             if record.flags.has(Flags::TIMED) {
                 self.limits.set(page, None, None);
             }
-            record.refs = 1;
-            record.node = NO_NODE;
-            record.priority = priority;
-            record.flags = Flags::default();
+            record.hand_out(priority);
             record.queue = QueueId::NONE;
             page = record.next;
         }
@@ -62,7 +61,7 @@ impl Slab {
                 waited(record.last_use);
             }
             let plain = record.refs == 0
-                && record.flags.0 & (Flags::TIMED.0 | Flags::PINNED.0) == 0
+                && !record.flags.any(Flags::TIMED, Flags::PINNED)
                 && !record.queue.is_moved();
             if !plain {
                 self.queues.cut(&mut self.pages, &std::mem::replace(&mut piece, Piece::NONE));
@@ -94,7 +93,7 @@ impl Slab {
         for page in pages {
             let record = &self.pages[page.index()];
             debug_assert!(record.refs > 0, "{page} is not referenced");
-            let plain = record.refs == 1 && record.flags.0 & (Flags::TIMED.0 | Flags::PINNED.0) == 0;
+            let plain = record.refs == 1 && !record.flags.any(Flags::TIMED, Flags::PINNED);
             let queue = if plain { self.home(record) } else { QueueId::NONE };
             if queue != piece.queue {
                 self.queues.append(&mut self.pages, &piece, last);
@@ -116,7 +115,7 @@ impl Slab {
             record.refs = 0;
             record.last_use = record.last_use.max(last_use);
             if queue == QueueId::UNCACHED {
-                record.node = NO_NODE; // the new stamp must not revive what was forgotten
+                record.forget();
             }
             (record.stamp, record.queue, record.prev) = (stamp, queue, prev);
             piece.len += 1;

@@ -190,10 +190,7 @@ impl Slab {
         if record.flags.has(Flags::TIMED) {
             self.limits.set(taken.page, None, None);
         }
-        record.refs = 1;
-        record.node = NO_NODE;
-        record.priority = priority;
-        record.flags = Flags::default();
+        record.hand_out(priority);
         Some(taken)
     }
 
@@ -282,7 +279,7 @@ impl Slab {
 
     /// `page` stands for nothing any more; when it is evictable it goes before every cached page.
     pub fn withdraw(&mut self, page: PageId) {
-        self.pages[page.index()].node = NO_NODE;
+        self.pages[page.index()].forget();
         if self.is_evictable(page) {
             self.queues.remove(&mut self.pages, page);
             self.enqueue(page);
@@ -301,7 +298,7 @@ impl Slab {
         first
     }
 
-    /// Whether a request hit `page` since it stands for its node.
+    /// Whether a request hit `page` since it stands for its node: for tests.
     pub fn is_reused(&self, page: PageId) -> bool {
         self.pages.get(page.index()).is_some_and(|it| self.is_cached(it) && it.flags.has(Flags::REUSED))
     }
@@ -327,6 +324,12 @@ impl Slab {
     /// Retention priority of `page`.
     pub fn priority(&self, page: PageId) -> Priority {
         self.pages.get(page.index()).map_or(self.default_priority, |record| record.priority)
+    }
+
+    /// The first time that is known, in seconds: durations that run already count from it.
+    pub fn start_clock(&mut self, now: f64) {
+        self.now = now;
+        self.limits.restart(now);
     }
 
     /// The time is `now`, in seconds; a time before the latest counts as that. Pages whose retention is over
@@ -383,7 +386,7 @@ impl Slab {
     fn enqueue(&mut self, page: PageId) {
         let queue = self.home(&self.pages[page.index()]);
         if queue == QueueId::UNCACHED {
-            self.pages[page.index()].node = NO_NODE; // the new stamp must not revive what was forgotten
+            self.pages[page.index()].forget();
         }
         self.queues.push_back(&mut self.pages, page, queue);
     }

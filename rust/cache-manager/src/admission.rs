@@ -2,7 +2,7 @@
 
 use crate::blocks::Prefix;
 use crate::config::Reserve;
-use crate::copies::refresh_ancestors;
+use crate::copies::let_go;
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::{Ledger, check_length, parent_after};
 use crate::loads::LoadJob;
@@ -128,6 +128,7 @@ impl Ledger {
         }
         if sequence.len() > page_size {
             return Err(LedgerError::TooLong {
+                slot: Some(slot),
                 tokens: u64::from(sequence.len()),
                 limit: u64::from(page_size),
                 what: "one page: padding goes to the null page",
@@ -218,7 +219,7 @@ impl Ledger {
         check_plannable(sequence, slot, step, open)?;
         let placeholder = sequence.position == sequence.len();
         if placeholder {
-            check_length(sequence, 1, self.config.max_seq_len)?;
+            check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
         let len = sequence.len() + u32::from(placeholder);
 
@@ -352,11 +353,7 @@ impl Ledger {
         let (nodes, pages) = (&hits.nodes[plan.hits.clone()], &hits.pages[plan.hits.clone()]);
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         for block in plan.replaced.clone().rev() {
-            let page = sequence.row[block];
-            self.slab.release(page, sequence.last_step);
-            if self.slab.is_evictable(page) {
-                refresh_ancestors(&mut self.slab, &self.tree, page);
-            }
+            let_go(&mut self.slab, &self.tree, sequence.row[block], sequence.last_step);
         }
         if !plan.replaced.is_empty() {
             sequence.row_version += 1;
@@ -461,11 +458,7 @@ fn check_load(
     if load <= most {
         return Ok(());
     }
-    Err(LedgerError::OutOfRange {
-        name: "loads",
-        given: i128::from(load),
-        allowed: format!("at most {most} blocks for slot {slot}"),
-    })
+    Err(LedgerError::BadLoad { slot, given: load, most })
 }
 
 fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) -> Result<(), LedgerError> {

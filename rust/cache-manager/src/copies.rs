@@ -140,14 +140,14 @@ impl Ledger {
         }
         Ok(ready)
     }
+}
 
-    /// [`Ledger::end_copies`] of copies that ended well.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn finish_copies(&mut self, ids: &[u64]) -> Result<Vec<SlotId>, LedgerError> {
-        let ended: Vec<_> = ids.iter().map(|&id| (id, CopyEnd::Done)).collect();
-        self.end_copies(&ended)
+/// One reference less to a page that may stand for a block. If that was the last one, what lies above counts
+/// as used now, so that no block is evicted before a block below it.
+pub(crate) fn let_go(slab: &mut Slab, tree: &PrefixTree, page: PageId, last_use: Step) {
+    slab.release(page, last_use);
+    if slab.is_evictable(page) {
+        refresh_ancestors(slab, tree, page);
     }
 }
 

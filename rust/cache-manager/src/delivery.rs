@@ -88,7 +88,7 @@ impl Ledger {
             };
             let count = counts.map_or(one_each, |counts| counts[index]);
             sequence.check_result(slot, out, count)?;
-            check_length(sequence, count.saturating_sub(sequence.unknown), self.config.max_seq_len)?;
+            check_length(sequence, slot, count.saturating_sub(sequence.unknown), self.config.max_seq_len)?;
         }
         Ok(())
     }
@@ -180,6 +180,7 @@ impl Ledger {
             match self.tree.page(node) {
                 None => {
                     self.tree.set_page(node, own);
+                    self.evicted.forget(sequence.chain.keys()[block]);
                     self.slab.publish(own, NodeLink(node.0), sequence.last_step);
                     if let Some(retention) = retention {
                         self.slab.retain(own, retention);

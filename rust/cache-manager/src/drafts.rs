@@ -66,22 +66,23 @@ impl Sequence {
     #[cold]
     fn bad_count(&self, slot: SlotId, out: &StepOut, count: u32) -> LedgerError {
         let (known, drafts) = (self.known(), out.drafts);
-        LedgerError::Mismatch(if out.end < known {
+        let what = if out.end < known {
             format!(
-                "slot {slot}: {count} tokens for a step that computed up to token {} of {known} known ones: its count must be 0",
+                "{count} tokens for a step that computed up to token {} of {known} known ones: its count must be 0",
                 out.end
             )
         } else if out.end == known && drafts > 0 {
             format!(
-                "slot {slot}: {count} tokens for a step that verified {drafts} drafts: at most {} may come",
+                "{count} tokens for a step that verified {drafts} drafts: at most {} may come",
                 drafts + 1
             )
         } else {
             format!(
-                "slot {slot}: {count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
+                "{count} tokens for a request whose next step is planned for {} token: deliver the tokens one a step, or plan after the delivery",
                 self.unknown
             )
-        })
+        };
+        LedgerError::BadCount { slot, what }
     }
 
     /// Counts what `out`, until now the oldest step, computed as processed, with the drafts that were

@@ -100,14 +100,34 @@ pub enum LedgerError {
         room: NoRoom,
     },
     /// More tokens than the request or the manager allows.
-    #[error("{tokens} tokens: over the limit of {limit} ({what})")]
+    #[error("{}{tokens} tokens: over the limit of {limit} ({what})", .slot.map_or_else(String::new, |slot| format!("slot {slot}: ")))]
     TooLong {
+        /// The request, once it is claimed.
+        slot: Option<SlotId>,
         /// What the tokens would be.
         tokens: u64,
         /// The limit.
         limit: u64,
         /// Which limit.
         what: &'static str,
+    },
+    /// A number of tokens that the result of a step cannot bring.
+    #[error("slot {slot}: {what}")]
+    BadCount {
+        /// The request.
+        slot: SlotId,
+        /// What came, and what is allowed.
+        what: String,
+    },
+    /// More blocks to load than the request may reuse.
+    #[error("slot {slot}: loads={given}: must be at most {most} blocks")]
+    BadLoad {
+        /// The request.
+        slot: SlotId,
+        /// What was given.
+        given: u32,
+        /// What is allowed.
+        most: u32,
     },
     /// A number that is out of range.
     #[error("{name}={given}: must be {allowed}")]

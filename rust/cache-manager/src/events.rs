@@ -163,9 +163,9 @@ impl EventLog {
     }
 
     /// Every event that is there, oldest first, taken out. When there is none, `waiter` is unparked by
-    /// the next one; only the last thread that asked is, so threads wait with a limit and ask again.
+    /// the next one; only the last waiter is, so threads wait with a limit and ask again.
     pub fn take(&mut self, waiter: Option<Thread>) -> VecDeque<Event> {
-        if self.events.is_empty() {
+        if self.events.is_empty() && waiter.is_some() {
             self.waiter = waiter;
         }
         std::mem::take(&mut self.events)

@@ -44,8 +44,10 @@ pub struct Ledger {
     pub(crate) step_joined: bool,
     /// Resets of the prefix cache; a sequence of an older epoch neither reads nor publishes.
     pub(crate) epoch: u32,
-    /// Latest time that was told, in seconds.
+    /// Latest time that was told, in seconds; 0 until one is.
     pub(crate) now: f64,
+    /// Whether a time was told.
+    pub(crate) has_clock: bool,
     /// Passes over batches, to find a request that is in one batch twice.
     pub(crate) batch_pass: u64,
     /// Results due for requests that were released meanwhile: by slot, the last step and the number.
@@ -79,6 +81,7 @@ impl Ledger {
             step_joined: false,
             epoch: 0,
             now: 0.0,
+            has_clock: false,
             batch_pass: 0,
             orphans: HashMap::new(),
             orphans_swept: 64,
@@ -120,6 +123,7 @@ impl Ledger {
         }
         if new.extras.reach() > tokens {
             return Err(LedgerError::TooLong {
+                slot: None,
                 tokens: new.extras.reach(),
                 limit: tokens,
                 what: "the prompt, which an item of mm_items or prompt_embeds reaches past",
@@ -127,10 +131,20 @@ impl Ledger {
         }
         let max_length = u64::from(new.max_length);
         if tokens > max_length {
-            return Err(LedgerError::TooLong { tokens, limit: max_length, what: "the request's max_length" });
+            return Err(LedgerError::TooLong {
+                slot: None,
+                tokens,
+                limit: max_length,
+                what: "the request's max_length",
+            });
         }
         if let Some(limit) = self.config.max_seq_len.map(u64::from).filter(|&limit| tokens > limit) {
-            return Err(LedgerError::TooLong { tokens, limit, what: "the manager's max_seq_len" });
+            return Err(LedgerError::TooLong {
+                slot: None,
+                tokens,
+                limit,
+                what: "the manager's max_seq_len",
+            });
         }
         if self.slots.len() == SlotId::MAX {
             return Err(LedgerError::NoSlot(SlotId::MAX));
@@ -155,7 +169,7 @@ impl Ledger {
             return Ok(());
         }
         if sequence.unknown == 0 {
-            check_length(sequence, 1, self.config.max_seq_len)?;
+            check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
         sequence.append(token);
         Ok(())
@@ -209,7 +223,8 @@ impl Ledger {
     }
 
     /// Opens the next step if the newest is closed, tells the time in seconds, and ends copies
-    /// ([`Ledger::end_copies`]). Gives the step, and the requests whose load has ended.
+    /// ([`Ledger::end_copies`]). Gives the step, and the requests whose load has ended. Durations that began
+    /// before any time was told count from the first that is.
     ///
     /// # Errors
     /// A time before the last one; a copy that is not in flight. Nothing is changed then.
@@ -222,8 +237,7 @@ impl Ledger {
             return Err(LedgerError::TimeGoesBack { now, latest: self.now });
         }
         let ready = self.end_copies(ended)?;
-        self.now = now.unwrap_or(self.now);
-        self.tell_time();
+        self.tell_time(now);
         if !self.step_open || self.step_joined {
             self.open_step();
         }
@@ -235,7 +249,7 @@ impl Ledger {
         self.step_open = false;
     }
 
-    /// The newest step, and whether it is open.
+    /// The newest step, and whether it is open: for tests.
     pub fn newest_step(&self) -> (Step, bool) {
         (self.step, self.step_open)
     }
@@ -253,6 +267,16 @@ impl Ledger {
     /// Cached blocks on the device, referenced or not.
     pub fn cached_blocks(&self) -> usize {
         self.tree.resident()
+    }
+
+    /// Pins that have not ended.
+    pub fn pins(&self) -> usize {
+        self.pins.pages.len()
+    }
+
+    /// Copies that have not ended.
+    pub fn copies_in_flight(&self) -> usize {
+        self.copies.in_flight.len()
     }
 
     /// Requests claimed.
@@ -294,16 +318,24 @@ pub struct RefusedClaim {
 /// Checks that `more` tokens fit into the request's and the ledger's limits.
 pub(crate) fn check_length(
     sequence: &Sequence,
+    slot: SlotId,
     more: u32,
     max_seq_len: Option<u32>,
 ) -> Result<(), LedgerError> {
     let tokens = u64::from(sequence.len()) + u64::from(more);
     let limit = u64::from(sequence.max_length);
     if tokens > limit {
-        return Err(LedgerError::TooLong { tokens, limit, what: "the request's max_length" });
+        return Err(LedgerError::TooLong {
+            slot: Some(slot),
+            tokens,
+            limit,
+            what: "the request's max_length",
+        });
     }
     match max_seq_len.map(u64::from).filter(|&limit| tokens > limit) {
-        Some(limit) => Err(LedgerError::TooLong { tokens, limit, what: "the manager's max_seq_len" }),
+        Some(limit) => {
+            Err(LedgerError::TooLong { slot: Some(slot), tokens, limit, what: "the manager's max_seq_len" })
+        }
         None => Ok(()),
     }
 }

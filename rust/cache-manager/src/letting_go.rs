@@ -1,6 +1,6 @@
 //! `truncate`, `preempt`, `release`: ways to give pages back.
 
-use crate::copies::refresh_ancestors;
+use crate::copies::let_go;
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::loads::drop_load;
@@ -167,10 +167,11 @@ fn give_back(
         }
         if block >= pages {
             let page = sequence.row[block];
-            slab.release(page, sequence.last_step);
-            // The tree knows a page behind the published ones only if another request shared it.
-            if block >= published && slab.is_evictable(page) {
-                refresh_ancestors(slab, tree, page);
+            if block < published {
+                slab.release(page, sequence.last_step);
+            } else {
+                // The tree may know it by way of another request that shared it.
+                let_go(slab, tree, page, sequence.last_step);
             }
         }
         if twins.next_if(|&&twin| twin as usize == block).is_some() && current {

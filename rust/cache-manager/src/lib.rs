@@ -11,8 +11,9 @@
 //! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
 //! [`alloc`](Ledger::alloc) (`admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
-//! (`letting_go`); then [`fork`](Ledger::fork), `page_copies`, `copies`, `loads`, `offloads`, `probe`,
-//! `verify`; and what is told outside: `events`, `snapshot`, `misses`, `counters`.
+//! (`letting_go`); then `drafts`, [`fork`](Ledger::fork), `page_copies`, `copies`, `loads`, `offloads`,
+//! `retention`, `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `snapshot`,
+//! `misses`, `counters`.
 #![forbid(unsafe_code)]
 
 mod admission;

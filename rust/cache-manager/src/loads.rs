@@ -7,7 +7,7 @@
 //! published; when it failed, nothing of it is left.
 
 use crate::blocks::Prefix;
-use crate::copies::{CopyEnd, CopyId, CopyJob};
+use crate::copies::{CopyEnd, CopyId, CopyJob, let_go};
 use crate::error::LedgerError;
 use crate::ledger::{Ledger, parent_after};
 use crate::sequence::Sequence;
@@ -149,7 +149,7 @@ impl Ledger {
         }
         let end = load.first as usize + load.pages.len();
         for block in (load.first as usize..end.min(sequence.row.len())).rev() {
-            self.slab.release(sequence.row[block], sequence.last_step);
+            let_go(&mut self.slab, &self.tree, sequence.row[block], sequence.last_step);
             sequence.row_version += 1;
         }
         let kept = sequence.row.split_off(end.min(sequence.row.len()));

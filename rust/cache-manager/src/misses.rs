@@ -70,7 +70,16 @@ impl EvictedKeys {
         }
     }
 
-    /// The step in which the block of hash `key` was evicted last, if that is remembered.
+    /// The block of hash `key` is stored again: what happens to it next is what counts.
+    #[inline]
+    pub(crate) fn forget(&mut self, key: u64) {
+        let place = self.place(key);
+        if let Some(cell) = self.cells.get_mut(place).filter(|cell| **cell >> 32 == key >> 32) {
+            *cell = 0;
+        }
+    }
+
+    /// The step in which the block of hash `key` was evicted, if that is remembered and it was not stored since.
     pub(crate) fn step_of(&self, key: u64) -> Option<Step> {
         let cell = *self.cells.get(self.place(key))?;
         (cell != 0 && cell >> 32 == key >> 32).then_some(Step(cell as u32))

@@ -4,7 +4,7 @@
 //! request then gets a fresh page, and a copy of the old one is planned. The engine carries copies out, in
 //! order, before the forward that they were planned with; until it takes them their pages are pinned.
 
-use crate::copies::refresh_ancestors;
+use crate::copies::let_go;
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
@@ -23,10 +23,7 @@ impl Ledger {
             // By way of a reference, which notes the step whose fence a mover must wait for.
             self.slab.acquire(page);
             self.slab.unpin(page);
-            self.slab.release(page, self.step);
-            if self.slab.is_evictable(page) {
-                refresh_ancestors(&mut self.slab, &self.tree, page);
-            }
+            let_go(&mut self.slab, &self.tree, page, self.step);
         }
         copies
     }
@@ -36,9 +33,9 @@ impl Ledger {
         self.page_copies.len()
     }
 
-    /// Whether a step of a request that is exposed, from token `start` on, needs a copy of the page that it first writes to: another
-    /// request holds the page, the tree knows it, or a mover reads it. The last of several holders in one
-    /// batch keeps it.
+    /// Whether a step of a request that is exposed, from token `start` on, needs a copy of the page that it
+    /// first writes to: another request holds the page, the tree knows it, or a mover reads it. The last of
+    /// several holders in one batch keeps it.
     pub(crate) fn must_copy(&self, sequence: &Sequence, start: u32, leaving: &mut Leaving) -> bool {
         let Some(&page) = sequence.row.get((start / self.config.page_size) as usize) else { return false };
         let (refs, pins) = (self.slab.refs(page), self.slab.pins(page));

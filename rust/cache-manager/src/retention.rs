@@ -192,8 +192,14 @@ impl Ledger {
         }
     }
 
-    /// Tells the pool the time; priorities that ended are told.
-    pub(crate) fn tell_time(&mut self) {
+    /// Tells the pool the time, if there is a new one; priorities that ended are told.
+    pub(crate) fn tell_time(&mut self, now: Option<f64>) {
+        if let Some(now) = now {
+            if !self.has_clock {
+                self.slab.start_clock(now);
+            }
+            (self.now, self.has_clock) = (now, true);
+        }
         for lapsed in self.slab.tell_time(self.now) {
             tell_priority(&self.slab, &self.tree, &mut self.events, lapsed.page, lapsed.from);
         }

@@ -259,6 +259,7 @@ impl Ledger {
             step_joined,
             epoch,
             now,
+            has_clock,
             orphans,
             events,
             evicted,
@@ -274,7 +275,7 @@ impl Ledger {
             published: _,
         } = self;
         let mut hasher = DefaultHasher::new();
-        (step, step_open, step_joined, epoch, now.to_bits()).hash(&mut hasher);
+        (step, step_open, step_joined, epoch, now.to_bits(), has_clock).hash(&mut hasher);
         slab.fingerprint(&mut hasher);
         tree.fingerprint(&mut hasher);
         slots.free().for_each(|index| index.hash(&mut hasher));
@@ -310,10 +311,11 @@ impl Ledger {
             slab.in_flight(),
             self.tree.resident(),
         );
+        let ids = |pages: &[PageId]| pages.iter().map(|page| page.0).collect::<Vec<_>>();
         let next: Vec<u32> = slab.eviction_order().take(MOST_SHOWN).map(|page| page.0).collect();
         let _ = writeln!(text, "evictable pages, the next to go first: {next:?}");
         for (slot, sequence) in self.slots.iter() {
-            let pages: Vec<u32> = sequence.row.iter().map(|page| page.0).collect();
+            let pages = ids(&sequence.row);
             let _ = writeln!(
                 text,
                 "slot {}: {} tokens ({} unknown), {} processed, {} cached, {} blocks published, steps out {:?}, pages {pages:?}",
@@ -326,8 +328,12 @@ impl Ledger {
                 sequence.steps_out.iter().map(|out| (out.step.0, out.start, out.end)).collect::<Vec<_>>(),
             );
         }
+        for (pin, pages) in &self.pins.pages {
+            let _ = writeln!(text, "pin {pin}: pages {:?}", ids(pages));
+        }
         for (id, copy) in &self.copies.in_flight {
-            let _ = writeln!(text, "copy {id}: {copy:?}");
+            let what = copy.load.map_or("reads".into(), |slot| format!("load for slot {slot},"));
+            let _ = writeln!(text, "copy {id}: {what} pages {:?}", ids(&copy.pages));
         }
         for (source, destination) in &self.page_copies {
             let _ = writeln!(text, "planned: {source} is copied to {destination}");

@@ -140,3 +140,12 @@ fn more_events_than_the_log_may_hold_are_found() {
     log.capacity = 0;
     assert_eq!(log.verify(2), Err((1, "more events are kept than the log may hold")));
 }
+
+#[test]
+fn a_look_without_waiting_leaves_the_waiter_in_its_place() {
+    let mut log = log(8);
+    log.take(None);
+    log.take(Some(std::thread::current()));
+    log.take(None);
+    assert_eq!(log.waiter.as_ref().map(Thread::id), Some(std::thread::current().id()));
+}

@@ -2,7 +2,7 @@
 
 use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Token};
 use block_pool::{EvictionPolicy, Priority};
-use cache_manager::{Ledger, LedgerConfig, NewSequence, OnDuplicate, Reserve, SlotId};
+use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, Reserve, SlotId};
 use radix_tree::NamespaceKey;
 
 /// Tokens a page in most tests.
@@ -83,6 +83,12 @@ pub(crate) fn forward(ledger: &mut Ledger, slot: SlotId) {
     ledger.alloc(&[slot], &[]).expect("there is room");
     ledger.close_step();
     ledger.step(&[slot], &[], None).expect("the step is out");
+}
+
+/// The copies ended well.
+pub(crate) fn finish_copies(ledger: &mut Ledger, ids: &[u64]) -> Result<Vec<SlotId>, LedgerError> {
+    let ended: Vec<_> = ids.iter().map(|&id| (id, CopyEnd::Done)).collect();
+    ledger.end_copies(&ended)
 }
 
 /// Tokens of `request` that the cache serves now.

@@ -1,6 +1,6 @@
 //! Copies: what they hold, after which step they may start, and what their end does to the queues.
 
-use crate::common::{claim, computed, config, forward, prompt, row};
+use crate::common::{claim, computed, config, finish_copies, forward, prompt, row};
 use block_pool::{PageId, PageState, Priority, Retention, Step};
 use cache_manager::{BlockRetention, CopyEnd, Ledger, NewSequence, SlotId, TokenRange};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn a_page_released_during_a_copy_is_handed_out_after_its_end() {
     assert_eq!((ledger.slab().in_flight(), ledger.slab().available()), (2, 0));
     let other = claim(&mut ledger, prompt(&[9]));
     assert!(ledger.alloc(&[other], &[]).is_err());
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     forward(&mut ledger, other);
     ledger.verify().unwrap();
 }
@@ -79,7 +79,7 @@ fn a_page_in_flight_can_be_hit() {
     let again = claim(&mut ledger, prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9]));
     ledger.alloc(&[again], &[]).unwrap();
     assert_eq!(row(&ledger, again)[..2], [1, 2]);
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     assert_eq!(ledger.slab().state(PageId(1)), PageState::Referenced);
     ledger.verify().unwrap();
 }
@@ -103,7 +103,7 @@ fn copies_that_end_root_first_leave_the_tail_to_be_evicted_first() {
     let (mut ledger, slot) = two_blocks();
     let jobs = [0, 1].map(|block| ledger.start_copy(slot, block, 1).unwrap().id.0);
     ledger.release(&[slot]).unwrap();
-    ledger.finish_copies(&jobs).unwrap();
+    finish_copies(&mut ledger, &jobs).unwrap();
     assert_eq!(order(&ledger), [2, 1]);
 }
 
@@ -113,7 +113,7 @@ fn a_copy_of_the_tail_that_ends_late_does_not_put_it_behind_the_block_above() {
     let job = ledger.start_copy(slot, 1, 1).unwrap();
     ledger.release(&[slot]).unwrap();
     assert_eq!(order(&ledger), [1]);
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     assert_eq!(order(&ledger), [2, 1]);
 }
 
@@ -123,12 +123,13 @@ fn a_block_whose_retention_ends_is_behind_the_block_below_it_however_copies_ende
     let first_block = TokenRange { start: 0, end: Some(4), retention: brief };
     let retention = BlockRetention::new(vec![first_block], Priority::DEFAULT.into(), 8).unwrap();
     let mut ledger = Ledger::new(config(8));
+    ledger.begin_step(Some(0.0), &[]).unwrap();
     let tokens = prompt(&[1, 2, 3, 4, 5, 6, 7, 8]);
     let slot = claim(&mut ledger, NewSequence { retention: Some(Arc::new(retention)), ..tokens });
     forward(&mut ledger, slot);
     let jobs = [0, 1].map(|block| ledger.start_copy(slot, block, 1).unwrap().id.0);
     ledger.release(&[slot]).unwrap();
-    ledger.finish_copies(&jobs).unwrap();
+    finish_copies(&mut ledger, &jobs).unwrap();
     assert_eq!(order(&ledger), [1, 2], "the lowest priority first");
     ledger.begin_step(Some(2.0), &[]).unwrap();
     assert_eq!(order(&ledger), [2, 1]);
@@ -141,4 +142,19 @@ fn completions_may_come_with_the_opening_of_a_step() {
     assert_eq!(ledger.begin_step(Some(1.5), &[(job.id.0, CopyEnd::Done)]), Ok((Step(2), vec![])));
     assert_eq!(ledger.slab().pins(PageId(1)), 0);
     ledger.verify().unwrap();
+}
+
+#[test]
+fn a_dump_lists_the_pages_of_pins_and_copies() {
+    let (mut ledger, slot) = two_blocks();
+    ledger.pin(slot).unwrap();
+    ledger.start_copy(slot, 1, 1).unwrap();
+    let waiting = claim(&mut ledger, prompt(&[11, 12, 13, 14, 15]));
+    ledger.alloc_with_loads(&[waiting], &[], &[1]).unwrap();
+    let dump = ledger.debug_dump();
+    let lines: Vec<_> =
+        dump.lines().filter(|line| line.starts_with("pin") || line.starts_with("copy")).collect();
+    let expected = ["pin 0: pages [1, 2]", "copy 0: reads pages [2]", "copy 1: load for slot 1, pages [3]"];
+    assert_eq!(lines, expected);
+    assert_eq!((ledger.pins(), ledger.copies_in_flight()), (1, 2));
 }

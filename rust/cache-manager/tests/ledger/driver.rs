@@ -1,6 +1,6 @@
 //! A random engine: it makes legal calls in any order, steps overlapped, and checks the books after each.
 
-use crate::common::{claim, config, salted};
+use crate::common::{claim, config, finish_copies, salted};
 use crate::device::{Device, Mover, Work, kv_after};
 use block_hash::Token;
 use block_pool::{PageId, Step};
@@ -471,7 +471,7 @@ impl Driver {
         // A step is launched before the next begins.
         let (_, open) = self.ledger.newest_step();
         let told = if open || self.random.one_in(2) {
-            self.ledger.finish_copies(&[id]).map(drop)
+            finish_copies(&mut self.ledger, &[id]).map(drop)
         } else {
             self.ledger.begin_step(None, &[(id, CopyEnd::Done)]).map(drop)
         };

@@ -1,8 +1,8 @@
 //! Forks: what the child shares, who copies before writing, and how both live on.
 
-use crate::common::{claim, computed, config, forward, hit, private, prompt, row};
+use crate::common::{claim, computed, config, finish_copies, forward, hit, private, prompt, row};
 use block_pool::{PageId, PageState, Step};
-use cache_manager::{Ledger, LedgerConfig, LedgerError, SlotId};
+use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, SlotId};
 
 /// Six computed tokens on pages 1 and 2, and a fork of them.
 fn forked(config: LedgerConfig) -> (Ledger, SlotId, SlotId) {
@@ -92,7 +92,7 @@ fn a_page_that_a_mover_reads_is_not_written_to() {
     let job = ledger.start_copy(slot, 1, 1).unwrap();
     extend(&mut ledger, &[slot]).unwrap();
     assert_eq!((row(&ledger, slot), taken(&mut ledger)), (vec![1, 3], vec![(2, 3)]));
-    ledger.finish_copies(&[job.id.0]).unwrap();
+    finish_copies(&mut ledger, &[job.id.0]).unwrap();
     assert_eq!(ledger.slab().state(PageId(2)), PageState::Evictable);
 }
 
@@ -346,4 +346,22 @@ fn a_slot_that_nobody_has_is_not_forked() {
     let before = ledger.fingerprint();
     assert_eq!(ledger.fork(parent), Err(LedgerError::UnknownSlot(parent)));
     assert_eq!(ledger.fingerprint(), before);
+}
+
+#[test]
+fn a_shared_page_that_a_load_replaces_is_not_evicted_after_the_block_above_it() {
+    let mut ledger = Ledger::new(private(16));
+    let long = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    let first = claim(&mut ledger, prompt(&long[..4]));
+    let parent = claim(&mut ledger, prompt(&long));
+    ledger.alloc(&[first, parent], &[4, 6]).unwrap();
+    ledger.step(&[first, parent], &[], None).unwrap(); // the first block is stored; the parent keeps a twin
+    ledger.alloc(&[parent], &[2]).unwrap();
+    ledger.close_step();
+    let child = ledger.fork(parent).unwrap();
+    let jobs = ledger.alloc_with_loads(&[child], &[], &[1]).unwrap();
+    ledger.step(&[parent], &[], None).unwrap(); // stores the page of the second block, which the child holds
+    ledger.release(&[first, parent]).unwrap();
+    ledger.end_copies(&[(jobs[0].copy.id.0, CopyEnd::Done)]).unwrap();
+    ledger.verify().unwrap();
 }

@@ -12,5 +12,6 @@ mod forks;
 mod identity;
 mod misses;
 mod refusals;
+mod retention;
 mod room;
 mod twins;

@@ -74,6 +74,16 @@ fn a_block_that_was_evicted_and_stored_again_is_no_miss() {
 }
 
 #[test]
+fn a_block_that_was_stored_again_and_truncated_was_not_evicted() {
+    let mut ledger = Ledger::new(config(3));
+    for range in [0..9, 50..59, 0..9] {
+        store(&mut ledger, &tokens(range));
+    }
+    assert_eq!(ledger.truncate_prefix(&query(prompt(&[]))), 2);
+    assert_eq!(reason(&ledger, &tokens(0..9)), Some(MissReason::NeverStored));
+}
+
+#[test]
 fn a_reset_forgets_what_was_evicted() {
     let mut ledger = Ledger::new(config(3));
     store(&mut ledger, &tokens(0..9));

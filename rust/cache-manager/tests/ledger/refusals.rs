@@ -1,6 +1,6 @@
 //! Bad calls: each is an error of its kind, and leaves the ledger as it was.
 
-use crate::common::{claim, computed, config, prompt};
+use crate::common::{claim, computed, config, finish_copies, prompt};
 use block_hash::{ContentSpan, ExtraInputs, ExtraKeys};
 use cache_manager::{
     CopyEnd, FlashInferTables, Ledger, LedgerConfig, LedgerError, RowMemory, SlotId, VarlenTables,
@@ -69,6 +69,8 @@ refuses! {
         |s| s.ledger.alloc(&[s.waiting, s.idle, s.busy], &[1, 2]) => LedgerError::Mismatch(_),
     alloc_of_no_tokens:
         |s| s.ledger.alloc(&[s.waiting], &[0]) => LedgerError::OutOfRange { name: "num_tokens", .. },
+    alloc_with_more_blocks_to_load_than_there_are:
+        |s| s.ledger.alloc_with_loads(&[s.waiting], &[], &[9]) => LedgerError::BadLoad { given: 9, .. },
     alloc_with_nothing_to_compute:
         |s| s.ledger.alloc(&[s.waiting, s.idle], &[]) => LedgerError::NothingToCompute { .. },
     alloc_in_the_same_step_again:
@@ -77,7 +79,7 @@ refuses! {
     alloc_of_a_padding_request_planned_before:
         |s| s.ledger.alloc_dummy(s.planned) => LedgerError::PlannedBefore(_),
     alloc_of_a_padding_request_longer_than_a_page:
-        |s| s.ledger.alloc_dummy(s.waiting) => LedgerError::TooLong { tokens: 9, limit: 4, .. },
+        |s| s.ledger.alloc_dummy(s.waiting) => LedgerError::TooLong { slot: Some(_), tokens: 9, limit: 4, .. },
     alloc_of_an_unknown_padding_request: |s| s.ledger.alloc_dummy(s.gone) => LedgerError::UnknownSlot(_),
 
     step_of_a_slot_never_given: |s| s.ledger.step(&[s.busy, SlotId(77)], &[], None) => LedgerError::UnknownSlot(_),
@@ -91,9 +93,9 @@ refuses! {
     step_with_one_token_for_two_requests:
         |s| s.ledger.step(&[s.busy, s.planned], &[5], None) => LedgerError::Mismatch(_),
     step_with_a_token_behind_an_unfinished_prompt:
-        |s| s.ledger.step(&[s.planned, s.busy], &[5, 6], None) => LedgerError::Mismatch(_),
+        |s| s.ledger.step(&[s.planned, s.busy], &[5, 6], None) => LedgerError::BadCount { .. },
     step_with_more_tokens_than_the_longest_sequence_holds:
-        |s| s.ledger.step(&[s.planned], &[5; 18], Some(&[18])) => LedgerError::TooLong { tokens: 21, limit: 20, .. },
+        |s| s.ledger.step(&[s.planned], &[5; 18], Some(&[18])) => LedgerError::TooLong { slot: Some(_), tokens: 21, limit: 20, .. },
 
     update_of_a_released_request: |s| s.ledger.update(s.gone, 1) => LedgerError::UnknownSlot(_),
     truncate_of_a_released_request: |s| s.ledger.truncate(s.gone, 0) => LedgerError::UnknownSlot(_),
@@ -110,8 +112,8 @@ refuses! {
     copy_of_no_block: |s| s.ledger.start_copy(s.idle, 0, 0) => LedgerError::OutOfRange { .. },
     copy_past_the_end_of_numbers:
         |s| s.ledger.start_copy(s.idle, 1, usize::MAX) => LedgerError::OutOfRange { .. },
-    end_of_a_copy_that_never_began: |s| s.ledger.finish_copies(&[s.copy, 99]) => LedgerError::UnknownCopy(99),
-    end_of_one_copy_twice: |s| s.ledger.finish_copies(&[s.copy, s.copy]) => LedgerError::UnknownCopy(0),
+    end_of_a_copy_that_never_began: |s| finish_copies(&mut s.ledger, &[s.copy, 99]) => LedgerError::UnknownCopy(99),
+    end_of_one_copy_twice: |s| finish_copies(&mut s.ledger, &[s.copy, s.copy]) => LedgerError::UnknownCopy(0),
     time_that_goes_back: |s| s.ledger.begin_step(Some(9.5), &[(s.copy, CopyEnd::Done)]) => LedgerError::TimeGoesBack { .. },
     time_that_is_no_number:
         |s| s.ledger.begin_step(Some(f64::NAN), &[(s.copy, CopyEnd::Done)]) => LedgerError::TimeGoesBack { .. },
@@ -190,7 +192,7 @@ fn a_second_token_for_one_that_is_on_the_way_is_refused() {
         ledger.close_step();
     }
     let before = ledger.fingerprint();
-    assert!(matches!(ledger.step(&[slot], &[4, 5], Some(&[2])), Err(LedgerError::Mismatch(_))));
+    assert!(matches!(ledger.step(&[slot], &[4, 5], Some(&[2])), Err(LedgerError::BadCount { .. })));
     assert_eq!(ledger.fingerprint(), before);
 }
 
