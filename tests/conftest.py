@@ -2,11 +2,15 @@
 
 import importlib.util
 import secrets
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Who runs the tests in the background may have interrupts ignored, which processes inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FIRST_SEED = pytest.StashKey[int]()
 
