@@ -101,7 +101,7 @@ ANSWERED = {"verify", "release", "shutdown", "debug_dump", "hash_seed", "get_buf
 
 
 def test_every_public_call_of_the_manager_is_refused_or_answers_in_any_state() -> None:
-    public = {name for name in vars(pk.PagedKVCacheManager) if not name.startswith("_")}
+    public = {name for name in dir(pk.PagedKVCacheManager) if not name.startswith("_")}
     assert public == {name for name in REFUSED if "." not in name} | ANSWERED
 
 
