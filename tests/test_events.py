@@ -75,10 +75,17 @@ def test_a_stored_event_has_what_the_call_published() -> None:
     assert "a secret" not in repr(stored)
 
 
+def told_of_storing(kv: pk.PagedKVCacheManager) -> Stored:
+    """The event after the first one."""
+    _, event = kv.get_latest_events()[:2]
+    assert isinstance(event, Stored)
+    return event
+
+
 def test_tokens_of_an_event_are_int32_and_read_only() -> None:
     kv = telling()
     store(kv, range(4))
-    tokens = kv.get_latest_events()[1].token_ids  # type: ignore[union-attr]
+    tokens = told_of_storing(kv).token_ids
     assert tokens.dtype == np.int32
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 1
@@ -87,13 +94,13 @@ def test_tokens_of_an_event_are_int32_and_read_only() -> None:
 def test_the_name_of_an_adapter_is_told_as_it_was_given() -> None:
     kv = telling()
     store(kv, range(4), lora_id="rhyme")
-    assert kv.get_latest_events()[1].lora_id == "rhyme"  # type: ignore[union-attr]
+    assert told_of_storing(kv).lora_id == "rhyme"
 
 
 def test_extra_keys_come_with_the_blocks_that_have_some() -> None:
     kv = telling()
     store(kv, range(12), mm_items=[(bytes(32), 5, 2)])
-    ((block, content),) = kv.get_latest_events()[1].extra_keys  # type: ignore[union-attr]
+    ((block, content),) = told_of_storing(kv).extra_keys
     # Tag 1, length 48; 1 token into the block, 2 tokens, and the hash of the content.
     assert (block, content[-48:]) == (1, b"\x01" + bytes(7) + b"\x02" + bytes(7) + bytes(32))
 
@@ -102,7 +109,7 @@ def test_the_hash_of_a_sha256_block_is_the_first_8_bytes_of_it() -> None:
     kv = telling(kv_hash_algo="sha256", kv_hash_seed="00" * 32)
     ctx = prefilled(kv, range(4))
     (canonical,) = kv.commit_and_get_block_hashes(ctx)
-    assert kv.get_latest_events()[1].hashes == (int.from_bytes(canonical[:8], "big"),)  # type: ignore[union-attr]
+    assert told_of_storing(kv).hashes == (int.from_bytes(canonical[:8], "big"),)
 
 
 def test_each_chunk_of_a_prompt_is_an_event_behind_the_last() -> None:
@@ -349,8 +356,9 @@ def test_a_block_that_two_requests_computed_is_removed_once_when_it_is_gone() ->
     claimed_all = claimed(kv, range(100, 124))
     kv.alloc(claimed_all)
     events = kv.get_latest_events()
-    assert kinds(events) == ["Removed"]
-    assert sorted(events[0].hashes) == sorted(keys(range(8)))  # type: ignore[union-attr]
+    (removed,) = events
+    assert isinstance(removed, Removed)
+    assert sorted(removed.hashes) == sorted(keys(range(8)))
     index.apply(events)
     assert index.hashes() == frozenset()
 

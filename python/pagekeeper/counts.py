@@ -12,7 +12,29 @@ MissReason: TypeAlias = Literal["never_stored", "evicted", "collision", "other_n
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCount:
+class _Count:
+    """How much of something is free."""
+
+    free: int
+    total: int
+
+    @property
+    def used(self) -> int:
+        """What is not free."""
+        return self.total - self.free
+
+    @property
+    def used_pct(self) -> float:
+        """The used part in percent, 0 to 100; 0.0 when there is nothing."""
+        return 100.0 * self.used / self.total if self.total else 0.0
+
+    @property
+    def free_pct(self) -> float:
+        """The free part in percent, 0 to 100; 0.0 when there is nothing."""
+        return 100.0 * self.free / self.total if self.total else 0.0
+
+
+class BlockCount(_Count):
     """Pages of a device pool at one moment.
 
     `free` counts pages never used and pages that can be evicted: cached blocks that nobody uses are free.
@@ -22,50 +44,17 @@ class BlockCount:
     (2, 25.0, 75.0)
     """
 
-    free: int
-    total: int
-
-    @property
-    def used(self) -> int:
-        """Pages that requests and transfers hold."""
-        return self.total - self.free
-
-    @property
-    def used_pct(self) -> float:
-        """Used pages in percent, 0 to 100; 0.0 when there are no pages."""
-        return 100.0 * self.used / self.total if self.total else 0.0
-
-    @property
-    def free_pct(self) -> float:
-        """Free pages in percent, 0 to 100; 0.0 when there are no pages."""
-        return 100.0 * self.free / self.total if self.total else 0.0
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ByteCount:
+class ByteCount(_Count):
     """Bytes of an outer tier at one moment: tiers are sized in bytes, and their units may differ from pages.
 
     >>> ByteCount(free=256, total=1024).used
     768
     """
 
-    free: int
-    total: int
-
-    @property
-    def used(self) -> int:
-        """Bytes that hold blocks."""
-        return self.total - self.free
-
-    @property
-    def used_pct(self) -> float:
-        """Used bytes in percent, 0 to 100; 0.0 when there are none."""
-        return 100.0 * self.used / self.total if self.total else 0.0
-
-    @property
-    def free_pct(self) -> float:
-        """Free bytes in percent, 0 to 100; 0.0 when there are none."""
-        return 100.0 * self.free / self.total if self.total else 0.0
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

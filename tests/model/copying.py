@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from model.keeping import Keeping
 from model.pool import Content
@@ -24,8 +25,8 @@ class Copy:
 class Copying(Keeping):
     """The pool beside the movers that read it and write to it."""
 
-    def __init__(self, page_size: int, pages: int, *, tier: bool, **options: str | int) -> None:
-        super().__init__(page_size, pages, **options)  # type: ignore[arg-type]
+    def __init__(self, page_size: int, pages: int, *, tier: bool, **options: Any) -> None:
+        super().__init__(page_size, pages, **options)
         self.tier: set[Content] | None = set() if tier else None
         """Blocks that are kept beyond the device, if anything is."""
         self.copies: dict[int, Copy] = {}

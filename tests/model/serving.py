@@ -1,5 +1,6 @@
 """The engine's part of a random session: requests come, are computed, and go."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ WRONG = -7
 """What a draft that was not right leaves in its cell."""
 
 
-class Serving(Stage):
+class Serving(Stage, ABC):
     """Calls of an engine that serves requests: each should work, or fail for want of room."""
 
     def claim(self) -> None:
@@ -110,9 +111,9 @@ class Serving(Stage):
         if planned := [one for one in batch if one.ctx.request_id not in waiting]:
             self.forward(planned)
 
+    @abstractmethod
     def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object] | NoRoom:
         """What the model makes of an `alloc`: the requests that wait for a load, or why it is refused."""
-        raise NotImplementedError
 
     def make_room(self, refusal: NoRoom) -> None:
         """What an engine does after a refusal: it rejects, or ends or preempts others, or waits a step."""

@@ -67,7 +67,8 @@ class Watching(Stage):
                 assert (event.parent_hash, event.priority) == (parent, priority)
                 assert event.first_block * self.page_size == len(before)
                 assert event.token_ids.tolist() == [plain(atom) for atom in blocks[-1][1][len(before) :]]
-                assert event.lora_id == NAMESPACES[namespace].get("lora_id")  # type: ignore[call-overload]
+                assert isinstance(namespace, int)
+                assert event.lora_id == NAMESPACES[namespace].get("lora_id")
             case events.Removed(), Removed(blocks):
                 assert event.hashes == tuple(map(self.hash_of, blocks))
             case events.Updated(), Updated(block, old, new):
@@ -114,7 +115,8 @@ class Watching(Stage):
         """The number that events have for a block."""
         if content not in self.hashes:
             namespace, atoms = content
-            keys = dict(NAMESPACES[namespace])  # type: ignore[call-overload]
+            assert isinstance(namespace, int)
+            keys = dict(NAMESPACES[namespace])
             if "cache_salt" in keys:
                 keys["salt"] = keys.pop("cache_salt")
             tokens: list[Any] = [plain(atom) for atom in atoms]
