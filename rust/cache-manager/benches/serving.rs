@@ -11,9 +11,8 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use block_hash::{Algo, Chain, ExtraKeys, Root, Token};
-use block_pool::{EvictionPolicy, Priority};
-use cache_manager::{Ledger, LedgerConfig, NewSequence, OnDuplicate, Reserve, RowMemory, SlotId};
+use block_hash::{Algo, Chain, Root, Token};
+use cache_manager::{Ledger, LedgerConfig, NewSequence, RowMemory, SlotId};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use radix_tree::NamespaceKey;
 
@@ -24,20 +23,7 @@ fn ledger(page_size: u32, pages: u32) -> Ledger {
 }
 
 fn telling(page_size: u32, pages: u32, event_buffer_max_size: u32) -> Ledger {
-    Ledger::new(LedgerConfig {
-        page_size,
-        pages,
-        prefix_caching: true,
-        algo: Algo::AHash64,
-        seed: None,
-        on_duplicate: OnDuplicate::Adopt,
-        reserve: Reserve::Chunk,
-        policy: EvictionPolicy::PriorityLru,
-        priority: Priority::DEFAULT,
-        max_seq_len: None,
-        max_num_input_tokens: None,
-        event_buffer_max_size,
-    })
+    Ledger::new(LedgerConfig { event_buffer_max_size, ..LedgerConfig::new(page_size, pages) })
 }
 
 /// A prompt whose first block, and so every block, differs from that of any other number.
@@ -48,18 +34,12 @@ fn prompt(number: usize, len: usize) -> Vec<Token> {
 }
 
 fn claim(ledger: &mut Ledger, tokens: Vec<Token>) -> SlotId {
-    let mut request = NewSequence {
-        max_length: 1 << 20,
+    let mut request = NewSequence::new(
         tokens,
-        namespace: NamespaceKey::default(),
-        extras: ExtraKeys::default(),
-        chain: Chain::new(Algo::AHash64, &Root::new(None, None, None, 0)),
-        guards: None,
-        retention: None,
-        no_read: false,
-        no_store: false,
-        drafts: 0,
-    };
+        1 << 20,
+        NamespaceKey::default(),
+        Chain::new(Algo::AHash64, &Root::new(None, None, None, 0)),
+    );
     request.hash_prompt(ledger.config().page_size);
     ledger.claim(request).map_err(|refused| refused.error).expect("the claim is valid")
 }

@@ -52,6 +52,24 @@ pub struct LedgerConfig {
 }
 
 impl LedgerConfig {
+    /// What most want: prefixes shared by `ahash64` without a seed, LRU, no limits but the pool's, no events.
+    pub fn new(page_size: u32, pages: u32) -> LedgerConfig {
+        LedgerConfig {
+            page_size,
+            pages,
+            prefix_caching: true,
+            algo: Algo::AHash64,
+            seed: None,
+            on_duplicate: OnDuplicate::Adopt,
+            reserve: Reserve::Chunk,
+            policy: EvictionPolicy::PriorityLru,
+            priority: Priority::DEFAULT,
+            max_seq_len: None,
+            max_num_input_tokens: None,
+            event_buffer_max_size: 0,
+        }
+    }
+
     /// Most pages that one request may hold whose decode steps verify so many drafts.
     pub fn max_pages_per_request(&self, drafts: u32) -> u32 {
         self.max_seq_len.map_or(self.pages, |tokens| {

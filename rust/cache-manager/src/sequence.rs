@@ -35,6 +35,23 @@ pub struct NewSequence {
 }
 
 impl NewSequence {
+    /// A plain request: reads and stores, without extra keys, drafts, retention or tiers. `chain` is the
+    /// empty one of the namespace.
+    pub fn new(tokens: Vec<Token>, max_length: u32, namespace: NamespaceKey, chain: Chain) -> NewSequence {
+        NewSequence {
+            tokens,
+            max_length,
+            namespace,
+            extras: ExtraKeys::default(),
+            chain,
+            guards: None,
+            retention: None,
+            no_read: false,
+            no_store: false,
+            drafts: 0,
+        }
+    }
+
     /// Hashes the full blocks of the prompt. Costs time in proportion to the prompt: do it before taking
     /// the ledger's lock.
     pub fn hash_prompt(&mut self, page_size: u32) {

@@ -1,8 +1,7 @@
 //! Probes from other threads beside a scheduler loop, also under `ThreadSanitizer` (`make test-threads`).
 
 use block_hash::{Algo, Chain, ExtraKeys, Token};
-use block_pool::{EvictionPolicy, Priority};
-use cache_manager::{Ledger, LedgerConfig, NewSequence, OnDuplicate, PrefixQuery, Reserve, SlotId};
+use cache_manager::{Ledger, LedgerConfig, NewSequence, PrefixQuery, SlotId};
 use parking_lot::Mutex;
 use radix_tree::NamespaceKey;
 use std::collections::BTreeSet;
@@ -24,18 +23,7 @@ fn chain() -> Chain {
 }
 
 fn claim(ledger: &Mutex<Ledger>, tokens: Vec<Token>) -> SlotId {
-    let mut request = NewSequence {
-        tokens,
-        max_length: 1000,
-        extras: ExtraKeys::default(),
-        chain: chain(),
-        namespace: NamespaceKey::default(),
-        guards: None,
-        retention: None,
-        drafts: 0,
-        no_read: false,
-        no_store: false,
-    };
+    let mut request = NewSequence::new(tokens, 1000, NamespaceKey::default(), chain());
     request.hash_prompt(PAGE);
     ledger.lock().claim(request).map_err(|refused| refused.error).unwrap()
 }
@@ -72,20 +60,7 @@ fn answers(ledger: &Mutex<Ledger>, done: &AtomicBool) -> BTreeSet<(u32, u32)> {
 
 #[test]
 fn probes_beside_the_scheduler_see_states_between_two_calls_and_no_other() {
-    let ledger = Mutex::new(Ledger::new(LedgerConfig {
-        page_size: PAGE,
-        pages: 3 * (BLOCKS + 1),
-        prefix_caching: true,
-        algo: Algo::AHash64,
-        seed: None,
-        on_duplicate: OnDuplicate::Adopt,
-        reserve: Reserve::Chunk,
-        policy: EvictionPolicy::PriorityLru,
-        event_buffer_max_size: 0,
-        priority: Priority::DEFAULT,
-        max_seq_len: None,
-        max_num_input_tokens: None,
-    }));
+    let ledger = Mutex::new(Ledger::new(LedgerConfig::new(PAGE, 3 * (BLOCKS + 1))));
     let done = AtomicBool::new(false);
     let seen: Vec<_> = thread::scope(|scope| {
         let probers = [(); PROBERS].map(|()| scope.spawn(|| answers(&ledger, &done)));

@@ -1,41 +1,18 @@
 //! What needs a look inside: full blocks that both sides of a fork have yet to publish.
 
-use crate::config::{LedgerConfig, OnDuplicate, Reserve};
+use crate::config::LedgerConfig;
 use crate::ledger::Ledger;
 use crate::sequence::NewSequence;
-use block_hash::{Algo, Chain, ExtraKeys};
-use block_pool::{EvictionPolicy, PageId, Priority};
+use block_hash::{Algo, Chain};
+use block_pool::PageId;
 use radix_tree::NamespaceKey;
 
 #[test]
 fn the_second_to_publish_a_shared_block_finds_its_own_page_stored() {
-    let mut ledger = Ledger::new(LedgerConfig {
-        page_size: 4,
-        pages: 4,
-        prefix_caching: true,
-        algo: Algo::AHash64,
-        seed: None,
-        on_duplicate: OnDuplicate::Adopt,
-        reserve: Reserve::Chunk,
-        policy: EvictionPolicy::PriorityLru,
-        event_buffer_max_size: 0,
-        priority: Priority::DEFAULT,
-        max_seq_len: None,
-        max_num_input_tokens: None,
-    });
+    let mut ledger = Ledger::new(LedgerConfig::new(4, 4));
     let namespace = NamespaceKey::default();
-    let request = NewSequence {
-        tokens: (0..9).collect(),
-        max_length: 100,
-        extras: ExtraKeys::default(),
-        chain: Chain::new(Algo::AHash64, &namespace.root(None)),
-        namespace,
-        guards: None,
-        retention: None,
-        no_read: false,
-        no_store: true,
-        drafts: 0,
-    };
+    let chain = Chain::new(Algo::AHash64, &namespace.root(None));
+    let request = NewSequence { no_store: true, ..NewSequence::new((0..9).collect(), 100, namespace, chain) };
     let parent = ledger.claim(request).map_err(|refused| refused.error).unwrap();
     ledger.alloc(&[parent], &[]).unwrap();
     ledger.step(&[parent], &[], None).unwrap();

@@ -1,14 +1,14 @@
 //! Each test damages one field and asks which page, node or request is named.
 
-use crate::config::{LedgerConfig, OnDuplicate, Reserve};
+use crate::config::{LedgerConfig, OnDuplicate};
 use crate::copies::Copy;
 use crate::events::{EventLog, Stored, Tier};
 use crate::ledger::Ledger;
 use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
 use crate::verify::LedgerFault;
-use block_hash::{Algo, Chain, ExtraKeys, Token};
-use block_pool::{EvictionPolicy, PageFault, PageId, Priority, Step};
+use block_hash::{Algo, Chain, Token};
+use block_pool::{PageFault, PageId, Priority, Step};
 use radix_tree::{Insertion, NamespaceKey, NodeId, ParentId, TreeFault};
 
 /// Nine tokens, computed, on pages 1 to 3; the first two blocks are stored.
@@ -20,18 +20,8 @@ const CACHED: [NodeId; 3] = [NodeId(2), NodeId(3), NodeId(4)];
 
 fn request(tokens: std::ops::Range<Token>) -> NewSequence {
     let namespace = NamespaceKey::default();
-    let mut request = NewSequence {
-        tokens: tokens.collect(),
-        max_length: 100,
-        extras: ExtraKeys::default(),
-        chain: Chain::new(Algo::AHash64, &namespace.root(None)),
-        namespace,
-        guards: None,
-        retention: None,
-        no_read: false,
-        no_store: false,
-        drafts: 0,
-    };
+    let chain = Chain::new(Algo::AHash64, &namespace.root(None));
+    let mut request = NewSequence::new(tokens.collect(), 100, namespace, chain);
     request.hash_prompt(4);
     request
 }
@@ -47,20 +37,8 @@ fn compute<const N: usize>(ledger: &mut Ledger, requests: [NewSequence; N]) -> [
 }
 
 fn sound() -> Ledger {
-    let mut ledger = Ledger::new(LedgerConfig {
-        page_size: 4,
-        pages: 10,
-        prefix_caching: true,
-        algo: Algo::AHash64,
-        seed: None,
-        on_duplicate: OnDuplicate::Private,
-        reserve: Reserve::Chunk,
-        policy: EvictionPolicy::PriorityLru,
-        priority: Priority::DEFAULT,
-        max_seq_len: None,
-        max_num_input_tokens: None,
-        event_buffer_max_size: 0,
-    });
+    let mut ledger =
+        Ledger::new(LedgerConfig { on_duplicate: OnDuplicate::Private, ..LedgerConfig::new(4, 10) });
     assert_eq!(compute(&mut ledger, [request(0..9), request(0..9)]), [OWNER, TWIN]);
     let released = compute(&mut ledger, [request(50..62)]);
     ledger.release(&released).expect("the slot is claimed");

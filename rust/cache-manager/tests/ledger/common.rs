@@ -1,28 +1,14 @@
 //! Small ledgers and requests, and the shortest way through a forward.
 
 use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Token};
-use block_pool::{EvictionPolicy, Priority};
-use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, Reserve, SlotId};
+use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, SlotId};
 use radix_tree::NamespaceKey;
 
 /// Tokens a page in most tests.
 pub(crate) const PAGE: u32 = 4;
 
 pub(crate) fn config(pages: u32) -> LedgerConfig {
-    LedgerConfig {
-        page_size: PAGE,
-        pages,
-        prefix_caching: true,
-        algo: Algo::AHash64,
-        seed: None,
-        on_duplicate: OnDuplicate::Adopt,
-        reserve: Reserve::Chunk,
-        policy: EvictionPolicy::PriorityLru,
-        priority: Priority::DEFAULT,
-        max_seq_len: None,
-        max_num_input_tokens: None,
-        event_buffer_max_size: 0,
-    }
+    LedgerConfig::new(PAGE, pages)
 }
 
 pub(crate) fn private(pages: u32) -> LedgerConfig {
@@ -32,18 +18,8 @@ pub(crate) fn private(pages: u32) -> LedgerConfig {
 /// A prompt in the namespace of `salt`, hashed.
 pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequence {
     let namespace = NamespaceKey { salt: salt.into(), ..NamespaceKey::default() };
-    let mut request = NewSequence {
-        tokens: tokens.to_vec(),
-        max_length: 1 << 20,
-        extras: ExtraKeys::default(),
-        chain: Chain::new(Algo::AHash64, &namespace.root(None)),
-        namespace,
-        guards: None,
-        retention: None,
-        no_read: false,
-        no_store: false,
-        drafts: 0,
-    };
+    let chain = Chain::new(Algo::AHash64, &namespace.root(None));
+    let mut request = NewSequence::new(tokens.to_vec(), 1 << 20, namespace, chain);
     request.hash_prompt(page_size);
     request
 }
