@@ -32,7 +32,7 @@ from pagekeeper.tables import (
     TableWriter,
     VllmTables,
 )
-from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
+from pagekeeper.transfers import COMPLETED, CompletedTransfer, KVConnectorTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCacheManager"]
 
 _log = logging.getLogger("pagekeeper")
-_COMPLETED = CompletedTransfer()
 
 
 class PagedKVCacheManager(PrefixCalls, PageCalls):
@@ -249,7 +248,7 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
             transfers = self._tiers.alloc(batch, num_tokens)
             return transfers[0] if is_one(batch) else transfers
         count = self._core.alloc(batch, num_tokens)
-        return _COMPLETED if is_one(batch) else [_COMPLETED] * count
+        return COMPLETED if is_one(batch) else [COMPLETED] * count
 
     def alloc_dummy(self, ctx: Request, replica_idx: int = 0) -> CompletedTransfer:
         """Plans a padding request: its table row is all null pages, it takes no page and stores nothing.
@@ -267,11 +266,6 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         check_replica(replica_idx)
         claimed_here = isinstance(ctx, TextContext) and ctx.slot is None
         if isinstance(ctx, TextContext) and claimed_here:
-            if len(ctx) > self.params.page_size:
-                raise ValueError(
-                    f"request {ctx.request_id!r}: {len(ctx)} tokens: over the limit of "
-                    f"{self.params.page_size} (one page: padding goes to the null page)"
-                )
             self.claim(ctx, replica_idx)
         try:
             self._core.alloc_dummy(ctx)
@@ -279,7 +273,7 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
             if isinstance(ctx, TextContext) and claimed_here:
                 self._core.unclaim(ctx)
             raise
-        return _COMPLETED
+        return COMPLETED
 
     @overload
     def runtime_inputs(

@@ -19,7 +19,7 @@ from pagekeeper._native import TextContext
 from pagekeeper.connectors import BlockKey, KVConnector, NullConnector
 from pagekeeper.context import RequestID
 from pagekeeper.errors import InsufficientBlocksError, KVLoadFailed, KVLoadRefused, shown
-from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
+from pagekeeper.transfers import COMPLETED, KVConnectorTransfer, LoadTransfer
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -30,60 +30,9 @@ if TYPE_CHECKING:
     _Wanted: TypeAlias = tuple[list[tuple[bytes, bytes]], int, object]
     """Keys of a prompt's blocks, how many of them are on the device, and the request's hint."""
 
-__all__ = ["LoadTransfer", "OuterTiers"]
+__all__ = ["OuterTiers"]
 
 _log = logging.getLogger("pagekeeper")
-_COMPLETED = CompletedTransfer()
-
-
-class LoadTransfer:
-    """A load in flight, as `alloc` returns it: the connector's transfer with the number of the copy.
-
-    Attributes:
-        id: the copy's number, the same on every rank; what `completions` lists.
-        block_ids: the device pages that are loaded, in the order of the blocks.
-    """
-
-    __slots__ = ("_transfer", "block_ids", "id")
-
-    def __init__(self, id: int, block_ids: Sequence[int], transfer: KVConnectorTransfer) -> None:
-        self.id = id
-        self.block_ids = block_ids
-        self._transfer = transfer
-
-    def is_complete(self) -> bool:
-        """Whether the copy has ended, well or not. Never waits."""
-        return self._transfer.is_complete()
-
-    def result(self) -> None:
-        """Waits for the end of the copy.
-
-        Raises:
-            KVLoadFailed: the pages hold no KV; the request computes them.
-        """
-        self._transfer.result()
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """`result`, for at most `timeout` seconds.
-
-        Raises:
-            TimeoutError: the copy has not ended by then.
-            KVLoadFailed: the pages hold no KV; the request computes them.
-        """
-        self._transfer.synchronize(timeout)
-
-    def cancel(self) -> bool:
-        """Asks that the copy be given up; False when it has ended already.
-
-        It may end in any way all the same, and may write until `is_complete()` is True.
-        """
-        return self._transfer.cancel()
-
-    def __await__(self) -> Any:
-        return self._transfer.__await__()
-
-    def __repr__(self) -> str:
-        return f"LoadTransfer(id={self.id}, blocks={len(self.block_ids)})"
 
 
 @dataclass
@@ -145,9 +94,9 @@ class OuterTiers:
         core = self._core
         slots = core.slots(batch)
         if not plan and not any(loads):
-            return [_COMPLETED] * len(slots)
+            return [COMPLETED] * len(slots)
         jobs = core.alloc_with_loads(batch, num_tokens, loads)
-        transfers: list[KVConnectorTransfer] = [_COMPLETED] * len(slots)
+        transfers: list[KVConnectorTransfer] = [COMPLETED] * len(slots)
         place = {slot: position for position, slot in enumerate(slots)}
         ended: list[int] = []
         try:
@@ -213,7 +162,7 @@ class OuterTiers:
         # A block is named by the whole length of what reaches into it.
         length = max([stored + 1, *(first + count for _, first, count in [*items, *embeds])])
         if blocks <= on_device or length > self._most_tokens:
-            return _COMPLETED
+            return COMPLETED
         ctx = TextContext(
             request_id=RequestID(),
             tokens=np.append(tokens, tokens[:1])[:length],

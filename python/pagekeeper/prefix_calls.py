@@ -14,7 +14,7 @@ from pagekeeper.events import Event, EventSnapshot, from_native
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.params import KVCacheParams, Priority, whole_number
 from pagekeeper.retention import TokenRangeRetention
-from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
+from pagekeeper.transfers import COMPLETED, KVConnectorTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = ["PrefixCalls"]
-
-_COMPLETED = CompletedTransfer()
 
 
 class PrefixCalls:
@@ -315,7 +313,7 @@ class PrefixCalls:
         if isinstance(tokens, TextContext):
             if self._tiers is None:
                 self._core.slots(tokens)
-                return _COMPLETED
+                return COMPLETED
             return self._tiers.alloc(tokens, None, plan=False)[0]
         _, on_device, *_, missing = self._core.probe(
             tokens,
@@ -329,7 +327,7 @@ class PrefixCalls:
             other_namespaces=False,
         )
         if self._tiers is None or not missing:
-            return _COMPLETED
+            return COMPLETED
         return self._tiers.prefetch(
             TokenBuffer(tokens).all,
             on_device,

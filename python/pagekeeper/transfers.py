@@ -11,7 +11,15 @@ from pagekeeper._native import Completer, Transfer, pending_transfer
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["CompletedTransfer", "Completer", "KVConnectorTransfer", "Transfer", "pending"]
+__all__ = [
+    "COMPLETED",
+    "CompletedTransfer",
+    "Completer",
+    "KVConnectorTransfer",
+    "LoadTransfer",
+    "Transfer",
+    "pending",
+]
 
 
 @runtime_checkable
@@ -135,3 +143,57 @@ class CompletedTransfer:
 
     def __repr__(self) -> str:
         return "CompletedTransfer()"
+
+
+COMPLETED = CompletedTransfer()
+"""A transfer of no pages."""
+
+
+class LoadTransfer:
+    """A load in flight, as `alloc` returns it: the connector's transfer with the number of the copy.
+
+    Attributes:
+        id: the copy's number, the same on every rank; what `completions` lists.
+        block_ids: the device pages that are loaded, in the order of the blocks.
+    """
+
+    __slots__ = ("_transfer", "block_ids", "id")
+
+    def __init__(self, id: int, block_ids: Sequence[int], transfer: KVConnectorTransfer) -> None:
+        self.id = id
+        self.block_ids = block_ids
+        self._transfer = transfer
+
+    def is_complete(self) -> bool:
+        """Whether the copy has ended, well or not. Never waits."""
+        return self._transfer.is_complete()
+
+    def result(self) -> None:
+        """Waits for the end of the copy.
+
+        Raises:
+            KVLoadFailed: the pages hold no KV; the request computes them.
+        """
+        self._transfer.result()
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """`result`, for at most `timeout` seconds.
+
+        Raises:
+            TimeoutError: the copy has not ended by then.
+            KVLoadFailed: the pages hold no KV; the request computes them.
+        """
+        self._transfer.synchronize(timeout)
+
+    def cancel(self) -> bool:
+        """Asks that the copy be given up; False when it has ended already.
+
+        It may end in any way all the same, and may write until `is_complete()` is True.
+        """
+        return self._transfer.cancel()
+
+    def __await__(self) -> Generator[object, None, None]:
+        return self._transfer.__await__()
+
+    def __repr__(self) -> str:
+        return f"LoadTransfer(id={self.id}, blocks={len(self.block_ids)})"
