@@ -155,7 +155,7 @@ class PrefixCalls:
         Requests that hold pages go on, and neither reuse nor share from now on, until they are preempted.
         The cost does not grow with the cache.
         """
-        self._core.block_count()  # a broken ledger refuses before the connector forgets
+        self._core.check()  # a broken ledger refuses before the connector forgets
         if self._connector is not None:
             self._connector.reset_prefix_cache()
         self._core.reset_prefix_cache()

@@ -92,6 +92,11 @@ impl Ledger {
         ))
     }
 
+    /// Fails when the books are in disorder, as every call does then.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.check(py)
+    }
+
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.with(py, cache_manager::Ledger::reset_prefix_cache)
     }

@@ -22,14 +22,11 @@ impl Ledger {
         if parent.dummy {
             return Err(LedgerError::Padding(slot));
         }
-        if self.slots.len() == SlotId::MAX {
-            return Err(LedgerError::NoSlot(SlotId::MAX));
-        }
+        self.check_slots()?;
         let child = parent.fork(self.counters.claims + 1, self.config.page_size);
         if let Some(parent) = self.slots.get_mut(slot) {
             parent.exposed = true;
         }
-        self.counters.claims += 1;
         self.counters.forks += 1;
         for &page in &child.row {
             self.slab.acquire(page);
@@ -40,9 +37,7 @@ impl Ledger {
                 self.tree.anchor(child.nodes[block as usize]);
             }
         }
-        let slot = self.slots.insert(child);
-        self.orphans.remove(&slot); // of the same number two million claims ago
-        Ok(slot)
+        Ok(self.seat(child))
     }
 }
 

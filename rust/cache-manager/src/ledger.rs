@@ -105,11 +105,20 @@ impl Ledger {
             return Err(Box::new(RefusedClaim { error, request: new }));
         }
         let namespace = self.tree.acquire_namespace(&new.namespace);
+        let sequence = Sequence::new(new, self.counters.claims + 1, namespace, self.epoch);
+        Ok(self.seat(sequence))
+    }
+
+    /// Gives a sequence whose serial is the next claim's a slot; [`Ledger::check_slots`] said that there is one.
+    pub(crate) fn seat(&mut self, sequence: Sequence) -> SlotId {
         self.counters.claims += 1;
-        let sequence = Sequence::new(new, self.counters.claims, namespace, self.epoch);
         let slot = self.slots.insert(sequence);
         self.orphans.remove(&slot); // of the same number two million claims ago
-        Ok(slot)
+        slot
+    }
+
+    pub(crate) fn check_slots(&self) -> Result<(), LedgerError> {
+        if self.slots.len() == SlotId::MAX { Err(LedgerError::NoSlot(SlotId::MAX)) } else { Ok(()) }
     }
 
     fn check_claim(&self, new: &NewSequence) -> Result<(), LedgerError> {
@@ -146,10 +155,7 @@ impl Ledger {
                 what: "the manager's max_seq_len",
             });
         }
-        if self.slots.len() == SlotId::MAX {
-            return Err(LedgerError::NoSlot(SlotId::MAX));
-        }
-        Ok(())
+        self.check_slots()
     }
 
     /// Whether a request is claimed under `slot`.
