@@ -5,6 +5,7 @@ use crate::ids::{PageId, Priority, Step};
 use crate::page::Flags;
 use crate::queue::{Piece, QueueId};
 use crate::slab::{Slab, Taken};
+use memory::AHEAD;
 
 impl Slab {
     /// Hands out `count` pages as [`Slab::take`] does and appends them to `taken`, or none at all when
@@ -52,38 +53,50 @@ impl Slab {
 
     /// [`Slab::acquire`] of pages that a request found, in the order of its blocks: they count as reused.
     /// Gives the last use of each that nobody held to `waited`.
-    pub fn reuse_all(&mut self, pages: impl IntoIterator<Item = PageId>, mut waited: impl FnMut(Step)) {
-        // Released from the tail to the head, blocks lie in their list in reverse.
-        let mut piece = Piece::NONE;
-        for page in pages {
+    pub fn reuse_all(&mut self, mut pages: &[PageId], mut waited: impl FnMut(Step)) {
+        while let Some((&page, rest)) = pages.split_first() {
             let record = &self.pages[page.index()];
-            if record.refs == 0 {
-                waited(record.last_use);
-            }
             let plain = record.refs == 0
                 && !record.flags.any(Flags::TIMED, Flags::PINNED)
                 && !record.queue.is_moved();
-            if !plain {
-                self.queues.cut(&mut self.pages, &std::mem::replace(&mut piece, Piece::NONE));
-                self.acquire(page);
-                self.pages[page.index()].flags.set(Flags::REUSED, true);
+            if plain {
+                pages = self.reuse_piece(pages, &mut waited);
                 continue;
             }
-            if record.queue == piece.queue && record.next == piece.first {
-                (piece.first, piece.prev) = (page, record.prev);
-                piece.len += 1;
-            } else {
-                self.queues.cut(&mut self.pages, &piece);
-                let record = &self.pages[page.index()];
-                let (queue, prev, next) = (record.queue, record.prev, record.next);
-                piece = Piece { queue, first: page, prev, next, len: 1 };
+            if record.refs == 0 {
+                waited(record.last_use);
+            }
+            self.acquire(page);
+            self.pages[page.index()].flags.set(Flags::REUSED, true);
+            pages = rest;
+        }
+    }
+
+    /// Cuts the first of `pages` out of its list, and those that stand before each other there: released from
+    /// the tail to the head, blocks lie in their list in reverse. Gives the rest.
+    fn reuse_piece<'a>(&mut self, pages: &'a [PageId], waited: &mut impl FnMut(Step)) -> &'a [PageId] {
+        let last = &self.pages[pages[0].index()];
+        let (queue, next) = (last.queue, last.next);
+        let (mut first, mut prev) = (next, pages[0]);
+        let mut len = 0;
+        for &page in pages {
+            if let Some(later) = pages.get(len + AHEAD) {
+                memory::prefetch(&self.pages[0], later.index());
             }
             let record = &mut self.pages[page.index()];
+            if page != prev || record.flags.has(Flags::TIMED) {
+                break;
+            }
+            debug_assert!(record.queue == queue && record.refs == 0, "{page} is not in its list");
+            waited(record.last_use);
+            (first, prev) = (page, record.prev);
+            len += 1;
             record.refs = 1;
             record.queue = QueueId::NONE;
             record.flags.set(Flags::REUSED, true);
         }
-        self.queues.cut(&mut self.pages, &piece);
+        self.queues.cut(&mut self.pages, &Piece { queue, first, prev, next, len: len as u32 });
+        &pages[len..]
     }
 
     /// [`Slab::release`] of pages, in the order in which they are to go.

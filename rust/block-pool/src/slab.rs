@@ -5,6 +5,7 @@ use crate::page::{ColdPage, Flags, NO_NODE, Page};
 use crate::policy::EvictionPolicy;
 use crate::queue::{EvictionQueues, QueueId};
 use crate::retention::{Limits, Retention};
+use memory::Array;
 
 /// Where a page is in its life; see the crate's diagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,8 +45,8 @@ pub struct Lapsed {
 /// The plain paged pool: every page belongs to the one group that tiles the slab.
 pub struct Slab {
     /// The null page and every page that was ever handed out: memory follows use.
-    pub(crate) pages: Vec<Page>,
-    pub(crate) cold: Vec<ColdPage>,
+    pub(crate) pages: Array<Page>,
+    pub(crate) cold: Array<ColdPage>,
     pub(crate) queues: EvictionQueues,
     pub(crate) limits: Limits,
     policy: EvictionPolicy,
@@ -71,8 +72,8 @@ impl Slab {
         // Address space for the pages of any real pool: records do not move while it fills.
         let capacity = (usable as usize + 1).min(1 << 24);
         let mut slab = Slab {
-            pages: Vec::new(),
-            cold: Vec::new(),
+            pages: Array::with_capacity(capacity),
+            cold: Array::with_capacity(capacity),
             queues: EvictionQueues::new(),
             limits: Limits::default(),
             policy,
@@ -82,8 +83,6 @@ impl Slab {
             in_flight: 0,
             now: 0.0,
         };
-        huge_pages::reserve(&mut slab.pages, capacity);
-        huge_pages::reserve(&mut slab.cold, capacity);
         slab.add_page();
         slab
     }

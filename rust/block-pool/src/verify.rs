@@ -84,7 +84,7 @@ impl Slab {
 
     /// Feeds the whole state, list orders included, to `hasher`; planning marks are left out.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
-        for (record, cold) in self.pages.iter().zip(&self.cold) {
+        for (record, cold) in self.pages.iter().zip(self.cold.iter()) {
             let node = self.queues.is_current(record).then_some(record.node);
             (record.stamp, record.refs, cold.pins, node, record.last_use, record.priority).hash(hasher);
             (record.flags.has(Flags::REUSED), cold.published).hash(hasher);

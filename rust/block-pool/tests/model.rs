@@ -211,7 +211,7 @@ impl Model {
         let pages: Vec<PageId> =
             (choices.iter()).filter_map(|&choice| self.choose(choice, |page| page.node.is_some())).collect();
         let mut waited = Vec::new();
-        slab.reuse_all(pages.iter().copied(), |last_use| waited.push(last_use));
+        slab.reuse_all(&pages, |last_use| waited.push(last_use));
         let mut expected = Vec::new();
         for &page in &pages {
             let record = self.page(page);

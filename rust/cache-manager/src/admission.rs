@@ -11,6 +11,7 @@ use crate::page_copies::Leaving;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use block_pool::Step;
+use memory::AHEAD;
 use radix_tree::{Hits, NodeId};
 use std::ops::Range;
 
@@ -321,7 +322,7 @@ impl Ledger {
         let step = self.step.0;
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
             let pages = &scratch.hits.pages[plan.hits.clone()];
-            self.slab.reuse_all(pages.iter().copied(), |last_use| gaps.add(step - last_use.0));
+            self.slab.reuse_all(pages, |last_use| gaps.add(step - last_use.0));
         }
         drop(gaps);
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
@@ -380,7 +381,10 @@ impl Ledger {
         self.taken.clear();
         let complete = self.slab.take_many(count, self.config.priority, &mut self.taken);
         assert!(complete, "the plan left room for every page");
-        for taken in &self.taken {
+        for (index, taken) in self.taken.iter().enumerate() {
+            if let Some(later) = self.taken.get(index + AHEAD).and_then(|later| later.evicted) {
+                self.tree.prefetch(NodeId(later.0));
+            }
             if let Some(node) = taken.evicted {
                 let key = self.tree.key(NodeId(node.0));
                 self.tree.clear_page(NodeId(node.0));

@@ -1,14 +1,10 @@
-//! `step`: results of a forward come in, and blocks that became full are published.
+//! `step`: results of a forward come in.
 
-use crate::config::OnDuplicate;
 use crate::error::LedgerError;
-use crate::events::Run;
-use crate::ledger::{Ledger, check_length, parent_after};
-use crate::retention::retain;
+use crate::ledger::{Ledger, check_length};
 use crate::slots::SlotId;
 use block_hash::Token;
-use block_pool::{NodeLink, Step};
-use radix_tree::{Insertion, NodeId};
+use block_pool::Step;
 
 /// Results of released requests are waited for through this many steps: longer than any forward takes, so
 /// that an engine that never delivers them leaves nothing behind.
@@ -119,104 +115,6 @@ impl Ledger {
             if *due == 0 {
                 self.orphans.remove(&slot);
             }
-        }
-    }
-
-    /// Publishes the request's blocks that are full, known and computed, and not published yet; what is
-    /// new in the cache is offloaded.
-    #[inline]
-    pub(crate) fn publish(&mut self, slot: SlotId) {
-        if self.publish_computed(slot) {
-            self.offload_published(slot);
-        }
-    }
-
-    /// [`Ledger::publish`] without an offload. False when there was nothing to publish.
-    #[inline]
-    pub(crate) fn publish_computed(&mut self, slot: SlotId) -> bool {
-        let page_size = self.config.page_size;
-        let Some(sequence) = self.slots.get(slot) else { return false };
-        let computed = sequence.processed.min(sequence.known()) / page_size;
-        let publishes = computed as usize > sequence.nodes.len() && self.publishes(slot);
-        if publishes {
-            self.publish_up_to(slot, computed as usize);
-        }
-        publishes
-    }
-
-    fn publishes(&self, slot: SlotId) -> bool {
-        self.config.prefix_caching
-            && self.slots.get(slot).is_some_and(|sequence| {
-                !sequence.no_store && !sequence.dummy && !sequence.blocked && sequence.epoch == self.epoch
-            })
-    }
-
-    fn publish_up_to(&mut self, slot: SlotId, computed: usize) {
-        let page_size = self.config.page_size as usize;
-        let Some(sequence) = self.slots.get_mut(slot) else { return };
-        sequence.hash_known(page_size);
-        self.published.clear();
-        let mut run = Run::default();
-        let first = sequence.nodes.len();
-        // One past the last block that was stored before, now or by somebody else.
-        let mut reused = first;
-        for block in first..computed {
-            let parent = parent_after(sequence, &sequence.nodes);
-            let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
-            let own = sequence.row[block];
-            let node = match self.tree.insert(parent, sequence.chain.keys()[block], tokens, extra) {
-                Insertion::Collision => {
-                    sequence.blocked = true;
-                    self.counters.collisions += 1;
-                    break;
-                }
-                Insertion::New(node) => node,
-                Insertion::Existing(node) => {
-                    reused = block + 1;
-                    node
-                }
-            };
-            let retention = sequence.retention_of(block, page_size);
-            match self.tree.page(node) {
-                None => {
-                    self.tree.set_page(node, own);
-                    self.evicted.forget(sequence.chain.keys()[block]);
-                    self.slab.publish(own, NodeLink(node.0), sequence.last_step);
-                    if let Some(retention) = retention {
-                        self.slab.retain(own, retention);
-                    }
-                    self.counters.published_blocks += 1;
-                    self.published.push(block);
-                    if let Some(before) = run.add(block, self.slab.priority(own)) {
-                        self.events.stored(|| before.of(sequence, page_size));
-                    }
-                }
-                // Published by a request that shares the page with this one.
-                Some(page) if page == own => {
-                    retain(&mut self.slab, &self.tree, &mut self.events, page, retention);
-                }
-                Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
-                    retain(&mut self.slab, &self.tree, &mut self.events, twin, retention);
-                    self.slab.acquire(twin);
-                    self.slab.release(own, sequence.last_step);
-                    sequence.row[block] = twin;
-                    sequence.row_version += 1;
-                    self.counters.adopted_blocks += 1;
-                }
-                Some(twin) => {
-                    retain(&mut self.slab, &self.tree, &mut self.events, twin, retention);
-                    self.tree.anchor(node);
-                    sequence.anchored.push(block as u32);
-                    self.counters.private_blocks += 1;
-                }
-            }
-            sequence.nodes.push(NodeId(node.0));
-        }
-        if let Some(last) = run.into_some() {
-            self.events.stored(|| last.of(sequence, page_size));
-        }
-        if reused > first {
-            self.mark_reused(slot, first..reused);
         }
     }
 

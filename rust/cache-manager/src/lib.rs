@@ -38,6 +38,7 @@ mod offloads;
 mod page_copies;
 mod pins;
 mod probe;
+mod publication;
 mod retention;
 mod sequence;
 mod slots;

@@ -4,6 +4,7 @@ use crate::ledger::Ledger;
 use crate::probe::{PrefixQuery, PrefixReuse};
 use block_hash::Chain;
 use block_pool::Step;
+use memory::Array;
 use radix_tree::PrefixTree;
 use std::hash::{Hash, Hasher};
 
@@ -52,13 +53,21 @@ const MOST_CELLS: usize = 1 << 24;
 /// eviction takes it: what is remembered is about as many evictions as there are pages.
 pub(crate) struct EvictedKeys {
     /// The upper half of the hash above the step; 0 is empty, since no block is evicted before step 1.
-    cells: Vec<u64>,
+    cells: Array<u64>,
 }
 
 impl EvictedKeys {
     /// Memory for the evictions of a pool of `pages`.
     pub(crate) fn new(pages: usize) -> EvictedKeys {
-        EvictedKeys { cells: huge_pages::zeros(pages.min(MOST_CELLS)) }
+        EvictedKeys { cells: Array::zeros(pages.min(MOST_CELLS)) }
+    }
+
+    /// `key` is added or forgotten soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: u64) {
+        if let Some(cell) = self.cells.first() {
+            memory::prefetch(cell, self.place(key));
+        }
     }
 
     /// The block of hash `key` is evicted in `step`.

@@ -9,6 +9,7 @@ use crate::node::{NodeId, PackedParent, ParentId};
 use crate::tree::PrefixTree;
 use block_hash::Token;
 use block_pool::PageId;
+use memory::AHEAD;
 
 /// Two different blocks have one hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,10 +48,9 @@ impl Hits {
     }
 }
 
-/// Neighbours whose tokens are compared together. Their records, read twice, stay in the nearest cache.
-const RUN: usize = 256;
-/// Keys that the table is asked for together where blocks are scattered: their memory accesses overlap.
-const AHEAD: usize = 16;
+/// Tokens of neighbours that are compared together: with the records, they stay in the nearest cache from
+/// when they are fetched to when they are read.
+const RUN: usize = 2048;
 
 impl PrefixTree {
     /// The node of the block with chained hash `key`, these `tokens` and `extra` keys, below `parent`.
@@ -117,20 +117,21 @@ impl PrefixTree {
     /// How many of the blocks lie on `first` and its neighbours, with pages.
     #[inline]
     fn run(&self, first: NodeId, parent: ParentId, keys: &[u64], tokens: &[Token]) -> usize {
-        let records = &self.nodes[first.0 as usize..];
+        let start = first.0 as usize;
+        let most = (RUN / self.page_size).max(1);
         let mut parent = PackedParent::pack(parent);
         let mut run = 0;
-        for (record, &key) in records.iter().zip(keys).take(RUN) {
+        for (record, &key) in self.nodes[start..].iter().zip(keys).take(most) {
+            memory::prefetch(record, AHEAD);
+            self.tokens.prefetch(start + run);
             let is_next = record.key == key && record.parent == parent && record.extra == ExtraId::NONE;
             if !is_next || record.page == PageId::NULL {
                 break;
             }
-            parent = PackedParent::pack(ParentId::Node(NodeId(first.0 + run)));
+            parent = PackedParent::pack(ParentId::Node(NodeId((start + run) as u32)));
             run += 1;
         }
-        let run = run as usize;
-        let start = first.0 as usize * self.page_size;
-        let stored = &self.tokens[start..start + run * self.page_size];
+        let stored = self.tokens.get(start..start + run);
         let wanted = &tokens[..run * self.page_size];
         if stored == wanted {
             return run;

@@ -1,5 +1,6 @@
 //! The table from chained hash to node: open addressing, linear probing, no tombstones.
 
+use memory::Array;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
@@ -31,7 +32,7 @@ impl Entry {
 /// Finds nodes by 64-bit key. Keys are mixed with a secret of the process, so that chosen keys cannot
 /// crowd one place; nothing observable depends on the secret.
 pub(crate) struct NodeTable {
-    entries: Vec<u64>,
+    entries: Array<u64>,
     len: usize,
     bits: u32,
     secret: [u64; 2],
@@ -52,7 +53,7 @@ impl NodeTable {
             .clamp(Self::MIN_BITS, Self::MAX_BITS);
         let random = RandomState::new();
         let secret = [random.hash_one(1u8), random.hash_one(2u8) | 1];
-        NodeTable { entries: huge_pages::zeros(1 << bits), len: 0, bits, secret }
+        NodeTable { entries: Array::zeros(1 << bits), len: 0, bits, secret }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -77,6 +78,12 @@ impl NodeTable {
             }
             at = self.after(at);
         }
+    }
+
+    /// `key` is asked for, added or removed soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: u64) {
+        memory::prefetch(&self.entries[0], self.home(self.tag(key)));
     }
 
     /// Adds `node` under `key`, which is not in the table.
@@ -120,8 +127,8 @@ impl NodeTable {
 
     fn grow(&mut self) {
         self.bits += 1;
-        let old = std::mem::replace(&mut self.entries, huge_pages::zeros(1 << self.bits));
-        for entry in old.into_iter().filter(|&entry| entry != 0) {
+        let old = std::mem::replace(&mut self.entries, Array::zeros(1 << self.bits));
+        for &entry in old.iter().filter(|&&entry| entry != 0) {
             self.place(Entry(entry));
         }
     }

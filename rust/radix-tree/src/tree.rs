@@ -1,14 +1,16 @@
 //! Nodes, insertion and pruning.
 
-use crate::extra_keys::ExtraKeyStore;
+use crate::extra_keys::{ExtraId, ExtraKeyStore};
 use crate::lookup::DigestCollision;
 use crate::namespaces::{NamespaceId, NamespaceKey, Namespaces};
 use crate::node::{NONE, Node, NodeId, PackedParent, ParentId};
 use crate::table::NodeTable;
 use block_hash::Token;
 use block_pool::PageId;
+use memory::{AHEAD, Array, Rows};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
+use std::iter;
 
 /// What [`PrefixTree::insert`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,9 +26,9 @@ pub enum Insertion {
 /// The tree of one replica. Blocks are `page_size` tokens.
 pub struct PrefixTree {
     pub(crate) page_size: usize,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Array<Node>,
     /// `page_size` tokens a node, under the node's index.
-    pub(crate) tokens: Vec<Token>,
+    pub(crate) tokens: Rows,
     pub(crate) first_free: u32,
     /// Nodes with a page.
     pub(crate) resident: usize,
@@ -40,14 +42,15 @@ pub struct PrefixTree {
 impl PrefixTree {
     /// An empty tree for blocks of `page_size` tokens, sized for about `capacity` blocks.
     pub fn new(page_size: usize, capacity: usize) -> PrefixTree {
+        let table = NodeTable::with_capacity(capacity);
         PrefixTree {
             page_size,
-            nodes: Vec::new(),
-            tokens: Vec::new(),
+            nodes: Array::with_capacity(table.capacity()),
+            tokens: Rows::with_capacity(page_size, table.capacity()),
             first_free: NONE,
             resident: 0,
             anchors: HashMap::new(),
-            table: NodeTable::with_capacity(capacity),
+            table,
             extras: ExtraKeyStore::default(),
             namespaces: Namespaces::default(),
         }
@@ -100,9 +103,42 @@ impl PrefixTree {
         let node = self.place(parent);
         let id = node.0 as usize;
         (self.nodes[id].key, self.nodes[id].extra) = (key, self.extras.acquire(extra));
-        self.tokens[id * self.page_size..][..self.page_size].copy_from_slice(tokens);
+        self.tokens.write(iter::once((id, tokens)));
         self.table.insert(key, node.0);
         Insertion::New(node)
+    }
+
+    /// Stores blocks that follow each other below `parent`: whole blocks of `tokens`, with chained hashes
+    /// `keys`, no extra keys, on `pages`. Ends before the first whose hash is stored already. Adds the nodes of
+    /// those stored to `made`.
+    pub fn extend(
+        &mut self,
+        mut parent: ParentId,
+        keys: &[u64],
+        tokens: &[Token],
+        pages: &[PageId],
+        made: &mut Vec<NodeId>,
+    ) {
+        debug_assert_eq!(tokens.len(), keys.len() * self.page_size, "whole blocks, a hash for each");
+        let first = made.len();
+        for (block, (&key, &page)) in keys.iter().zip(pages).enumerate() {
+            if let Some(&later) = keys.get(block + AHEAD) {
+                self.table.prefetch(later);
+            }
+            if self.owner_of(key).is_some() {
+                break;
+            }
+            let node = self.place(parent);
+            let record = &mut self.nodes[node.0 as usize];
+            (record.key, record.extra, record.page) = (key, ExtraId::NONE, page);
+            self.table.insert(key, node.0);
+            made.push(node);
+            parent = ParentId::Node(node);
+        }
+        let made = &made[first..];
+        self.resident += made.len();
+        let blocks = made.iter().map(|node| node.0 as usize).zip(tokens.chunks_exact(self.page_size));
+        self.tokens.write(blocks);
     }
 
     /// The page that holds the node's block on the device.
@@ -146,6 +182,12 @@ impl PrefixTree {
         self.prune(node);
     }
 
+    /// The node's page is cleared soon.
+    #[inline]
+    pub fn prefetch(&self, node: NodeId) {
+        self.table.prefetch(self.key(node));
+    }
+
     /// What the node's block follows.
     pub fn parent(&self, node: NodeId) -> ParentId {
         self.node(node).parent.unpack()
@@ -154,8 +196,8 @@ impl PrefixTree {
     /// The node's token ids, overrides applied.
     #[inline]
     pub fn tokens(&self, node: NodeId) -> &[Token] {
-        let start = node.0 as usize * self.page_size;
-        &self.tokens[start..start + self.page_size]
+        let row = node.0 as usize;
+        self.tokens.get(row..row + 1)
     }
 
     /// Every node, in no particular order.
@@ -196,10 +238,8 @@ impl PrefixTree {
             _ => self.first_free,
         };
         let node = if node == NONE {
-            huge_pages::reserve(&mut self.nodes, 1);
-            huge_pages::reserve(&mut self.tokens, self.page_size);
             self.nodes.push(Node::UNUSED);
-            self.tokens.resize(self.nodes.len() * self.page_size, 0);
+            self.tokens.push();
             NodeId(self.nodes.len() as u32 - 1)
         } else {
             self.unlink(NodeId(node));

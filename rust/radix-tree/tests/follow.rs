@@ -4,7 +4,7 @@ use block_hash::Token;
 use block_pool::PageId;
 use radix_tree::{DigestCollision, Hits, Insertion, NamespaceKey, NodeId, ParentId, PrefixTree};
 
-const PAGE: usize = 2;
+const PAGE: usize = 8;
 /// More blocks than are compared together, so that a prefix is followed in several runs.
 const BLOCKS: usize = 600;
 
@@ -32,7 +32,7 @@ impl Scene {
         let root = ParentId::Root(tree.acquire_namespace(&NamespaceKey::default()));
         let prefix = |number: usize| Prefix {
             keys: (0..BLOCKS).map(|block| (number * 1_000 + block) as u64).collect(),
-            tokens: (0..BLOCKS * PAGE).map(|token| (number * 1_000 + token) as Token).collect(),
+            tokens: (0..BLOCKS * PAGE).map(|token| (number * 10_000 + token) as Token).collect(),
             nodes: Vec::new(),
         };
         let mut prefixes: Vec<Prefix> = (0..count).map(prefix).collect();
@@ -148,13 +148,13 @@ fn an_equal_hash_below_another_parent_is_a_collision() {
 fn an_equal_hash_of_a_block_with_extra_keys_is_a_collision() {
     let mut scene = Scene::stored(1, BLOCKS);
     let end = ParentId::Node(scene.prefixes[0].nodes[BLOCKS - 1]);
-    let Insertion::New(node) = scene.tree.insert(end, 7_000, &[1, 2], b"image") else {
+    let Insertion::New(node) = scene.tree.insert(end, 7_000, &[1; PAGE], b"image") else {
         panic!("the block is new")
     };
     scene.tree.set_page(node, PageId(9));
     let prefix = &scene.prefixes[0];
     let keys = [&prefix.keys[..], &[7_000]].concat();
-    let tokens = [&prefix.tokens[..], &[1, 2]].concat();
+    let tokens = [&prefix.tokens[..], &[1; PAGE]].concat();
     assert_eq!(scene.follow(&keys, &tokens), (prefix.first(BLOCKS), Err(DigestCollision)));
 }
 

@@ -1,0 +1,183 @@
+//! Publication: computed blocks of a request enter the prefix tree.
+
+use crate::blocks::BlockReader;
+use crate::config::{LedgerConfig, OnDuplicate};
+use crate::counters::Counters;
+use crate::events::{EventLog, Run};
+use crate::ledger::{Ledger, parent_after};
+use crate::misses::EvictedKeys;
+use crate::retention::retain;
+use crate::sequence::Sequence;
+use crate::slots::SlotId;
+use block_pool::{NodeLink, Slab};
+use memory::AHEAD;
+use radix_tree::{Insertion, PrefixTree};
+
+impl Ledger {
+    /// Publishes the request's blocks that are full, known and computed, and not published yet; what is
+    /// new in the cache is offloaded.
+    #[inline]
+    pub(crate) fn publish(&mut self, slot: SlotId) {
+        if self.publish_computed(slot) {
+            self.offload_published(slot);
+        }
+    }
+
+    /// [`Ledger::publish`] without an offload. False when there was nothing to publish.
+    #[inline]
+    pub(crate) fn publish_computed(&mut self, slot: SlotId) -> bool {
+        let page_size = self.config.page_size;
+        let Some(sequence) = self.slots.get(slot) else { return false };
+        let computed = sequence.processed.min(sequence.known()) / page_size;
+        let publishes = computed as usize > sequence.nodes.len() && self.publishes(slot);
+        if publishes {
+            self.publish_up_to(slot, computed as usize);
+        }
+        publishes
+    }
+
+    fn publishes(&self, slot: SlotId) -> bool {
+        self.config.prefix_caching
+            && self.slots.get(slot).is_some_and(|sequence| {
+                !sequence.no_store && !sequence.dummy && !sequence.blocked && sequence.epoch == self.epoch
+            })
+    }
+
+    fn publish_up_to(&mut self, slot: SlotId, computed: usize) {
+        let Some(sequence) = self.slots.get_mut(slot) else { return };
+        sequence.hash_known(self.config.page_size as usize);
+        self.published.clear();
+        let first = sequence.nodes.len();
+        let mut publication = Publication {
+            config: &self.config,
+            sequence,
+            tree: &mut self.tree,
+            slab: &mut self.slab,
+            events: &mut self.events,
+            evicted: &mut self.evicted,
+            counters: &mut self.counters,
+            reader: &mut self.reader,
+            published: &mut self.published,
+            run: Run::default(),
+            reused: first,
+        };
+        publication.publish_up_to(computed);
+        let reused = publication.reused;
+        if reused > first {
+            self.mark_reused(slot, first..reused);
+        }
+    }
+}
+
+/// What publishing one request's blocks reads and changes.
+struct Publication<'a> {
+    config: &'a LedgerConfig,
+    sequence: &'a mut Sequence,
+    tree: &'a mut PrefixTree,
+    slab: &'a mut Slab,
+    events: &'a mut EventLog,
+    evicted: &'a mut EvictedKeys,
+    counters: &'a mut Counters,
+    reader: &'a mut BlockReader,
+    /// Blocks that are new in the cache.
+    published: &'a mut Vec<usize>,
+    /// The last of them, not told yet.
+    run: Run,
+    /// One past the last block that was stored before, now or by somebody else.
+    reused: usize,
+}
+
+impl Publication<'_> {
+    fn publish_up_to(&mut self, computed: usize) {
+        while self.sequence.nodes.len() < computed && !self.sequence.blocked {
+            self.publish_new(computed);
+            if self.sequence.nodes.len() < computed {
+                self.publish_one();
+            }
+        }
+        if let Some(last) = std::mem::take(&mut self.run).into_some() {
+            self.events.stored(|| last.of(self.sequence, self.config.page_size as usize));
+        }
+    }
+
+    /// Stores the next blocks, up to one that extra keys touch or whose hash is stored already.
+    fn publish_new(&mut self, computed: usize) {
+        let page_size = self.config.page_size as usize;
+        let first = self.sequence.nodes.len();
+        let touched = self.sequence.extras.next_touched(first * page_size);
+        let end = touched.map_or(computed, |token| computed.min(token / page_size));
+        let parent = parent_after(self.sequence, &self.sequence.nodes);
+        let Sequence { chain, tokens, row, nodes, .. } = &mut *self.sequence;
+        let keys = &chain.keys()[first..end];
+        self.tree.extend(parent, keys, &tokens[first * page_size..end * page_size], &row[first..end], nodes);
+        for block in first..nodes.len() {
+            self.store(block);
+        }
+    }
+
+    /// Publishes the next block, whatever it is.
+    fn publish_one(&mut self) {
+        let page_size = self.config.page_size as usize;
+        let sequence = &mut *self.sequence;
+        let block = sequence.nodes.len();
+        let parent = parent_after(sequence, &sequence.nodes);
+        let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
+        let own = sequence.row[block];
+        let node = match self.tree.insert(parent, sequence.chain.keys()[block], tokens, extra) {
+            Insertion::Collision => {
+                sequence.blocked = true;
+                self.counters.collisions += 1;
+                return;
+            }
+            Insertion::New(node) => node,
+            Insertion::Existing(node) => {
+                self.reused = block + 1;
+                node
+            }
+        };
+        sequence.nodes.push(node);
+        let retention = sequence.retention_of(block, page_size);
+        match self.tree.page(node) {
+            None => {
+                self.tree.set_page(node, own);
+                self.store(block);
+            }
+            // Published by a request that shares the page with this one.
+            Some(page) if page == own => retain(self.slab, self.tree, self.events, page, retention),
+            Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
+                retain(self.slab, self.tree, self.events, twin, retention);
+                self.slab.acquire(twin);
+                self.slab.release(own, sequence.last_step);
+                sequence.row[block] = twin;
+                sequence.row_version += 1;
+                self.counters.adopted_blocks += 1;
+            }
+            Some(twin) => {
+                retain(self.slab, self.tree, self.events, twin, retention);
+                self.tree.anchor(node);
+                sequence.anchored.push(block as u32);
+                self.counters.private_blocks += 1;
+            }
+        }
+    }
+
+    /// The block's node has got its page: the page stands for it.
+    fn store(&mut self, block: usize) {
+        let page_size = self.config.page_size as usize;
+        let sequence = &*self.sequence;
+        let (page, keys) = (sequence.row[block], sequence.chain.keys());
+        if let Some(&later) = keys.get(block + AHEAD) {
+            self.evicted.prefetch(later);
+        }
+        self.evicted.forget(keys[block]);
+        self.slab.publish(page, NodeLink(sequence.nodes[block].0), sequence.last_step);
+        if let Some(retention) = sequence.retention_of(block, page_size) {
+            self.slab.retain(page, retention);
+        }
+        self.counters.published_blocks += 1;
+        self.published.push(block);
+        if let Some(before) = self.run.add(block, self.slab.priority(page)) {
+            self.events.stored(|| before.of(sequence, page_size));
+        }
+    }
+}
