@@ -15,7 +15,6 @@ mod family;
 mod lookup;
 mod namespaces;
 mod node;
-mod table;
 mod tree;
 mod verify;
 

@@ -4,10 +4,9 @@ use crate::extra_keys::{ExtraId, ExtraKeyStore};
 use crate::lookup::DigestCollision;
 use crate::namespaces::{NamespaceId, NamespaceKey, Namespaces};
 use crate::node::{NONE, Node, NodeId, PackedParent, ParentId};
-use crate::table::NodeTable;
 use block_hash::Token;
 use block_pool::PageId;
-use memory::{AHEAD, Array, Rows};
+use memory::{AHEAD, Array, KeyTable, Rows};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::iter;
@@ -34,7 +33,7 @@ pub struct PrefixTree {
     pub(crate) resident: usize,
     /// Nodes that sequences need to stay, and how many do: few, since blocks hold those before them.
     pub(crate) anchors: HashMap<NodeId, u32>,
-    pub(crate) table: NodeTable,
+    pub(crate) table: KeyTable,
     pub(crate) extras: ExtraKeyStore,
     pub(crate) namespaces: Namespaces,
 }
@@ -42,7 +41,7 @@ pub struct PrefixTree {
 impl PrefixTree {
     /// An empty tree for blocks of `page_size` tokens, sized for about `capacity` blocks.
     pub fn new(page_size: usize, capacity: usize) -> PrefixTree {
-        let table = NodeTable::with_capacity(capacity);
+        let table = KeyTable::with_capacity(capacity);
         PrefixTree {
             page_size,
             nodes: Array::with_capacity(table.capacity()),

@@ -1,6 +1,6 @@
 //! Keys that somebody chose do not crowd the table, whatever its secret is.
 
-use super::{Entry, NodeTable};
+use super::{Entry, KeyTable};
 
 const COUNT: u64 = 1 << 15;
 /// 2⁶⁴ over the golden ratio: what tables without a secret multiply by.
@@ -13,15 +13,16 @@ type Pattern = (&'static str, fn(u64) -> u64);
 
 /// Entries looked at to find each of [`COUNT`] keys once, in a table that is half full.
 fn probes(secret: [u64; 2], keys: impl Iterator<Item = u64> + Clone) -> usize {
-    let mut table = NodeTable { secret, ..NodeTable::with_capacity(COUNT as usize) };
+    let mut table = KeyTable { secret, ..KeyTable::with_capacity(COUNT as usize) };
     let keys = keys.take(COUNT as usize);
-    for (node, key) in (0..).zip(keys.clone()) {
-        table.insert(key, node);
+    for (number, key) in (0..).zip(keys.clone()) {
+        table.insert(key, number);
     }
     let mask = table.entries.len() - 1;
-    let looked_at = (0..).zip(keys).map(|(node, key)| {
+    let looked_at = (0..).zip(keys).map(|(number, key)| {
         let home = table.home(table.tag(key));
-        let away = (0..=mask).find(|away| Entry(table.entries[(home + away) & mask]).node() == Some(node));
+        let away =
+            (0..=mask).find(|away| Entry(table.entries[(home + away) & mask]).number() == Some(number));
         1 + away.expect("the key is in the table")
     });
     looked_at.sum()
@@ -67,18 +68,18 @@ fn chosen_keys_take_less_than_twice_the_probes_of_random_ones() {
 fn keys_that_crowd_a_table_do_not_crowd_one_with_another_secret() {
     let mut secrets = random(3);
     let [known, other] = [(); 2].map(|()| [secrets.next().unwrap(), secrets.next().unwrap() | 1]);
-    let table = NodeTable { secret: known, ..NodeTable::with_capacity(COUNT as usize) };
+    let table = KeyTable { secret: known, ..KeyTable::with_capacity(COUNT as usize) };
     // Of 65,536 keys, those whose home is in the first 1,024th of a table that leaked its secret: about 64.
     let crowd: Vec<u64> =
         random(4).take(1 << 16).filter(|&key| table.home(table.tag(key)) < (1 << 16) / 1024).collect();
     assert!((32..128).contains(&crowd.len()), "{} keys", crowd.len());
-    let table = NodeTable { secret: other, ..table };
+    let table = KeyTable { secret: other, ..table };
     let again = crowd.iter().filter(|&&key| table.home(table.tag(key)) < (1 << 16) / 1024).count();
     assert!(again < 4, "{again} of {} keys are crowded again", crowd.len());
 }
 
 #[test]
 fn two_tables_have_two_secrets() {
-    let [first, second] = [(); 2].map(|()| NodeTable::with_capacity(1).secret);
+    let [first, second] = [(); 2].map(|()| KeyTable::with_capacity(1).secret);
     assert!(first[0] != second[0] && first[1] != second[1], "{first:x?} and {second:x?}");
 }
