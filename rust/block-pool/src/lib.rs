@@ -26,5 +26,5 @@ mod verify;
 pub use ids::{NodeLink, PageId, Priority, PriorityError, Step};
 pub use policy::{EvictionPolicy, PolicyError};
 pub use retention::{Retention, RetentionError};
-pub use slab::{Lapsed, PageState, Slab, Taken};
+pub use slab::{Lapsed, Next, PageState, Slab, Taken};
 pub use verify::PageFault;

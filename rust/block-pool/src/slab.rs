@@ -31,6 +31,15 @@ pub struct Taken {
     pub pristine: bool,
 }
 
+/// What there is to hand out, see [`Slab::next`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// A page that stands for nothing.
+    Free,
+    /// A cached page of this priority, the lowest there is.
+    Cached(Priority),
+}
+
 /// A page whose priority ended, see [`Slab::tell_time`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lapsed {
@@ -172,6 +181,14 @@ impl Slab {
     #[inline]
     fn is_cached(&self, record: &Page) -> bool {
         record.node != NO_NODE && self.queues.is_current(record)
+    }
+
+    /// What [`Slab::take`] would hand out; `None` when every page is held.
+    pub fn next(&self) -> Option<Next> {
+        if self.queues.has_uncached() || self.pristine() > 0 {
+            return Some(Next::Free);
+        }
+        self.queues.first(&self.pages).map(|page| Next::Cached(self.priority(page)))
     }
 
     /// Hands out a page, referenced once: an uncached one, else a pristine one, else the cached page of

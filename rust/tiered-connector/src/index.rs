@@ -1,0 +1,246 @@
+//! The tier index: which block lies in which unit of the host tier, and which unit goes next.
+//!
+//! A unit is free, being written, holding a block, or being read. Only a block whose store has ended well is
+//! found. What is being written or read is never evicted. A reset forgets every block at once: stores on their
+//! way then end unseen.
+
+use crate::job::{Direction, Job, JobId, Outcome, TierKey, UnitId};
+use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Priority, Slab, Step};
+use memory::{AHEAD, Array, KeyTable};
+use std::collections::HashMap;
+
+mod verify;
+pub use verify::IndexFault;
+
+#[cfg(test)]
+mod tests;
+
+/// What the index has counted; numbers never fall.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct IndexCounters {
+    /// Blocks whose store ended well.
+    pub stored: u64,
+    /// Blocks that were read, to the end.
+    pub loaded: u64,
+    /// Blocks that gave up their unit to others.
+    pub evicted: u64,
+    /// Blocks offered that were here, or on their way.
+    pub known: u64,
+    /// Blocks offered that found no unit: all were in use, or kept for blocks of a higher priority.
+    pub no_unit: u64,
+    /// Blocks whose hash was another block's: not stored, or not found.
+    pub collisions: u64,
+    /// Blocks of stores that failed, were cancelled, or ended after a reset.
+    pub unstored: u64,
+    /// Blocks of loads that failed or were cancelled.
+    pub unloaded: u64,
+}
+
+/// What a job in flight holds.
+#[derive(Clone, Debug)]
+struct InFlight {
+    direction: Direction,
+    units: Vec<UnitId>,
+    epoch: u32,
+}
+
+/// The index of one host tier.
+pub struct TierIndex {
+    /// Units as pages: unit `n` is page `n + 1`.
+    slab: Slab,
+    /// The block that each unit was last given to.
+    keys: Array<TierKey>,
+    /// Units that hold a block or are being written, by the block's hash.
+    table: KeyTable,
+    jobs: HashMap<JobId, InFlight>,
+    next_job: u64,
+    epoch: u32,
+    counters: IndexCounters,
+}
+
+impl TierIndex {
+    /// An empty tier of `units` units, at most [`Slab::MAX_PAGES`].
+    pub fn new(units: u32, policy: EvictionPolicy) -> TierIndex {
+        TierIndex {
+            slab: Slab::new(units, policy, Priority::DEFAULT),
+            keys: Array::with_capacity(units as usize),
+            table: KeyTable::with_capacity(units as usize),
+            jobs: HashMap::new(),
+            next_job: 0,
+            epoch: 0,
+            counters: IndexCounters::default(),
+        }
+    }
+
+    /// Units in all.
+    pub fn total(&self) -> u32 {
+        self.slab.total()
+    }
+
+    /// Blocks that can be found.
+    pub fn blocks(&self) -> u32 {
+        let writing: usize = self.current_stores().map(|job| job.units.len()).sum();
+        (self.table.len() - writing) as u32
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> IndexCounters {
+        self.counters
+    }
+
+    /// Jobs in flight.
+    pub fn in_flight(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether the block can be read now.
+    pub fn contains(&self, key: &TierKey) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// How many leading blocks can be read now.
+    pub fn leading(&self, keys: &[TierKey]) -> usize {
+        let mut ahead = keys.iter().skip(AHEAD);
+        let found = keys.iter().take_while(|key| {
+            if let Some(later) = ahead.next() {
+                self.table.prefetch(later.hash);
+            }
+            self.contains(key)
+        });
+        found.count()
+    }
+
+    /// Plans to store blocks, in the order of their prefix, each with the page that holds it. Blocks that are here
+    /// or on their way are left out, and so are those for which there is no unit; `None` if no block is left.
+    pub fn store(&mut self, blocks: &[(TierKey, PageId)], priority: Priority, after: Step) -> Option<Job> {
+        let (mut units, mut pages) = (Vec::new(), Vec::new());
+        for (number, (key, page)) in blocks.iter().enumerate() {
+            if let Some((later, _)) = blocks.get(number + AHEAD) {
+                self.table.prefetch(later.hash);
+            }
+            if let Some(unit) = self.owner(key.hash) {
+                let own = self.keys[unit.0 as usize].guard == key.guard;
+                self.counters.known += u64::from(own);
+                self.counters.collisions += u64::from(!own);
+                continue;
+            }
+            let Some(unit) = self.take(priority) else {
+                self.counters.no_unit += (blocks.len() - number) as u64;
+                break;
+            };
+            self.keys[unit.0 as usize] = *key;
+            self.table.insert(key.hash, unit.0);
+            units.push(unit);
+            pages.push(*page);
+        }
+        (!units.is_empty()).then(|| self.job(Direction::Store, units, pages, after))
+    }
+
+    /// Plans to read blocks into pages, all or none: `None` when one is not here. They stay until the job ends.
+    pub fn load(&mut self, blocks: &[(TierKey, PageId)], after: Step) -> Option<Job> {
+        let units: Option<Vec<UnitId>> = blocks.iter().map(|(key, _)| self.find(key)).collect();
+        let units = units?;
+        for &unit in &units {
+            self.slab.mark_reused(page(unit));
+            self.slab.pin(page(unit));
+        }
+        let pages = blocks.iter().map(|&(_, page)| page).collect();
+        Some(self.job(Direction::Load, units, pages, after))
+    }
+
+    /// A job has ended. Gives whether it was in flight.
+    pub fn apply(&mut self, id: JobId, outcome: &Outcome) -> bool {
+        let Some(InFlight { direction, units, epoch }) = self.jobs.remove(&id) else { return false };
+        let done = *outcome == Outcome::Done;
+        let count = units.len() as u64;
+        // Deepest first: a prefix goes from its tail to its head.
+        match direction {
+            Direction::Load => {
+                for &unit in units.iter().rev() {
+                    self.slab.unpin(page(unit));
+                }
+                *(if done { &mut self.counters.loaded } else { &mut self.counters.unloaded }) += count;
+            }
+            Direction::Store if done && epoch == self.epoch => {
+                for &unit in units.iter().rev() {
+                    self.slab.publish(page(unit), NodeLink(unit.0), Step(0));
+                    self.slab.release(page(unit), Step(0));
+                }
+                self.counters.stored += count;
+            }
+            Direction::Store => {
+                for &unit in units.iter().rev() {
+                    if epoch == self.epoch {
+                        self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
+                    }
+                    self.slab.release(page(unit), Step(0));
+                }
+                self.counters.unstored += count;
+            }
+        }
+        true
+    }
+
+    /// The blocks of a prefix were used on the device: those that are here count as used just now.
+    pub fn touch(&mut self, keys: &[TierKey]) {
+        for key in keys.iter().rev() {
+            if let Some(unit) = self.find(key) {
+                self.slab.refresh(page(unit));
+            }
+        }
+    }
+
+    /// Forgets every block. The cost does not grow with their number.
+    pub fn reset(&mut self) {
+        self.slab.forget_all();
+        self.table = KeyTable::with_capacity(self.slab.total() as usize);
+        self.epoch += 1;
+    }
+
+    /// The unit of a block that can be read. A hash that belongs to another block is no hit.
+    fn find(&self, key: &TierKey) -> Option<UnitId> {
+        let unit = self.owner(key.hash)?;
+        let readable = self.slab.node(page(unit)).is_some();
+        (readable && self.keys[unit.0 as usize].guard == key.guard).then_some(unit)
+    }
+
+    /// The unit that holds, or is being given, a block of this hash.
+    fn owner(&self, hash: u64) -> Option<UnitId> {
+        self.table.find(hash, |unit| self.keys[unit as usize].hash == hash).map(UnitId)
+    }
+
+    /// A unit for a block of `priority`: a free one, or that of a block of no higher priority.
+    fn take(&mut self, priority: Priority) -> Option<UnitId> {
+        match self.slab.next()? {
+            Next::Cached(lowest) if lowest > priority => return None,
+            Next::Free | Next::Cached(_) => {}
+        }
+        let taken = self.slab.take(priority)?;
+        let unit = UnitId(taken.page.0 - 1);
+        if taken.evicted.is_some() {
+            self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
+            self.counters.evicted += 1;
+        }
+        if taken.pristine {
+            self.keys.push(TierKey { hash: 0, guard: [0; 16] });
+        }
+        Some(unit)
+    }
+
+    fn job(&mut self, direction: Direction, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
+        let id = JobId(self.next_job);
+        self.next_job += 1;
+        self.jobs.insert(id, InFlight { direction, units: units.clone(), epoch: self.epoch });
+        Job { id, direction, units, pages, after }
+    }
+
+    /// Stores whose blocks will be found if they end well.
+    fn current_stores(&self) -> impl Iterator<Item = &InFlight> {
+        let epoch = self.epoch;
+        self.jobs.values().filter(move |job| job.direction == Direction::Store && job.epoch == epoch)
+    }
+}
+
+fn page(unit: UnitId) -> PageId {
+    PageId(unit.0 + 1)
+}
