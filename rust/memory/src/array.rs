@@ -81,6 +81,12 @@ impl Array<u64> {
     pub fn zeros(len: usize) -> Array<u64> {
         Array { len, ..Array::with_room(len) }
     }
+
+    /// [`Array::zeros`]; `None` if there is no address space for them.
+    pub fn try_zeros(len: usize) -> Option<Array<u64>> {
+        let array = Array::with_capacity(len);
+        (array.capacity() >= len).then_some(Array { len, ..array })
+    }
 }
 
 impl<T: Copy> Deref for Array<T> {

@@ -5,5 +5,9 @@
 //! [`CopyEngine`](copy::CopyEngine) moves them, [`Lanes`](lanes::Lanes) are the threads that it runs in, and the
 //! [`TieredConnector`](connector::TieredConnector) joins all of these in one process.
 
+pub mod connector;
+pub mod copy;
+pub mod host;
 pub mod index;
 pub mod job;
+pub mod lanes;

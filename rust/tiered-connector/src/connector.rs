@@ -1,0 +1,280 @@
+//! The connector of one process: the index and the lanes, joined.
+//!
+//! Calls do bookkeeping and return; the bytes move in the lanes. Every call first tells the index what has ended.
+
+use crate::copy::CopyEngine;
+use crate::index::{IndexCounters, IndexFault, TierIndex};
+use crate::job::{Job, JobId, Outcome, TierKey};
+use crate::lanes::{Ended, Lanes, Transfer};
+use block_pool::{EvictionPolicy, PageId, Priority, Step};
+use completion::Completion;
+use parking_lot::{Mutex, MutexGuard};
+use std::time::Duration;
+use thiserror::Error;
+
+#[cfg(test)]
+mod tests;
+
+/// Bytes of one job: a long copy is many jobs, so that lanes share it and blocks are found as they land.
+const JOB_BYTES: usize = 16 << 20;
+
+/// Why a connector takes no copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum Closed {
+    /// It was shut down.
+    #[error("the connector was shut down")]
+    ShutDown,
+    /// This process was forked off the one that has the lanes.
+    #[error(
+        "the connector was made before this process was forked: its threads are in the other process; make a manager here"
+    )]
+    Forked,
+}
+
+/// Why a load was declined before anything moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum Refused {
+    /// A block is not here any more.
+    #[error("a block is not in host memory any more")]
+    NotHere,
+    /// The connector takes no copies.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// What came of an offer of blocks.
+#[derive(Debug)]
+pub enum Offered {
+    /// Some are on their way.
+    Storing(Completion),
+    /// None is: they are here already, or there is no unit for them.
+    Nothing,
+    /// The lanes have fallen behind: the blocks were dropped.
+    Dropped,
+}
+
+/// Counters and gauges.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TierMetrics {
+    /// What the index counted.
+    pub index: IndexCounters,
+    /// Blocks offered that were dropped because the lanes had fallen behind.
+    pub dropped_busy: u64,
+    /// Blocks that can be found.
+    pub blocks: u32,
+    /// Units in all.
+    pub units: u32,
+    /// Jobs in flight.
+    pub jobs: usize,
+}
+
+/// A host tier and its lanes.
+pub struct TieredConnector {
+    inner: Mutex<Inner>,
+    lanes: Lanes,
+    unit_bytes: usize,
+    blocks_a_job: usize,
+    process: u32,
+}
+
+struct Inner {
+    index: TierIndex,
+    /// Transfers that have ended and were asked for by nobody yet.
+    transfers: Vec<(u64, Outcome)>,
+    dropped_busy: u64,
+    closed: bool,
+}
+
+impl TieredConnector {
+    /// A tier of `units` units of `unit_bytes` bytes, between which and the device `engine` copies in `lanes`
+    /// threads.
+    ///
+    /// # Errors
+    /// The system starts no more threads.
+    pub fn new(
+        units: u32,
+        unit_bytes: usize,
+        policy: EvictionPolicy,
+        lanes: usize,
+        engine: Box<dyn CopyEngine>,
+    ) -> std::io::Result<TieredConnector> {
+        let index = TierIndex::new(units, policy);
+        Ok(TieredConnector {
+            inner: Mutex::new(Inner { index, transfers: Vec::new(), dropped_busy: 0, closed: false }),
+            lanes: Lanes::start(lanes, engine)?,
+            unit_bytes,
+            blocks_a_job: (JOB_BYTES / unit_bytes.max(1)).max(1),
+            process: std::process::id(),
+        })
+    }
+
+    /// Whether each block can be read now.
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn lookup(&self, keys: &[TierKey]) -> Result<Vec<bool>, Closed> {
+        let inner = self.enter()?;
+        Ok(keys.iter().map(|key| inner.index.contains(key)).collect())
+    }
+
+    /// How many leading blocks can be read now.
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn leading(&self, keys: &[TierKey]) -> Result<usize, Closed> {
+        Ok(self.enter()?.index.leading(keys))
+    }
+
+    /// Begins to read blocks into pages, all or none. `tag` names the copy in [`TieredConnector::take_finished`].
+    ///
+    /// # Errors
+    /// A block that is not here; a connector that takes no copies. Nothing moves then.
+    pub fn load(
+        &self,
+        blocks: &[(TierKey, PageId)],
+        after: Step,
+        tag: Option<u64>,
+    ) -> Result<Completion, Refused> {
+        let mut inner = self.open()?;
+        if !blocks.iter().all(|(key, _)| inner.index.contains(key)) {
+            return Err(Refused::NotHere);
+        }
+        let jobs: Option<Vec<Job>> =
+            blocks.chunks(self.blocks_a_job).map(|part| inner.index.load(part, after)).collect();
+        Ok(self.begin(&mut inner, jobs.unwrap_or_default(), tag))
+    }
+
+    /// Offers blocks, in the order of their prefix, each with the page that holds it. The pages must not change until
+    /// the copy has ended.
+    ///
+    /// # Errors
+    /// A connector that takes no copies.
+    pub fn offload(
+        &self,
+        blocks: &[(TierKey, PageId)],
+        priority: Priority,
+        after: Step,
+        tag: Option<u64>,
+    ) -> Result<Offered, Closed> {
+        let mut inner = self.open()?;
+        if !self.lanes.has_room(blocks.len().div_ceil(self.blocks_a_job)) {
+            inner.dropped_busy += blocks.len() as u64;
+            return Ok(Offered::Dropped);
+        }
+        let parts = blocks.chunks(self.blocks_a_job);
+        let jobs: Vec<Job> = parts.filter_map(|part| inner.index.store(part, priority, after)).collect();
+        if jobs.is_empty() {
+            return Ok(Offered::Nothing);
+        }
+        Ok(Offered::Storing(self.begin(&mut inner, jobs, tag)))
+    }
+
+    /// The blocks of a prefix, from the first on, were used on the device.
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn touch(&self, keys: &[TierKey]) -> Result<(), Closed> {
+        self.enter()?.index.touch(keys);
+        Ok(())
+    }
+
+    /// Copies with a tag that have ended since the last call, and how.
+    pub fn take_finished(&self) -> Vec<(u64, Outcome)> {
+        self.enter().map_or_else(|_| Vec::new(), |mut inner| std::mem::take(&mut inner.transfers))
+    }
+
+    /// Forgets every block, those on their way included. The cost does not grow with their number.
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn reset(&self) -> Result<(), Closed> {
+        self.enter()?.index.reset();
+        Ok(())
+    }
+
+    /// Counters and gauges.
+    pub fn metrics(&self) -> TierMetrics {
+        self.enter().map_or_else(
+            |_| TierMetrics::default(),
+            |inner| TierMetrics {
+                index: inner.index.counters(),
+                dropped_busy: inner.dropped_busy,
+                blocks: inner.index.blocks(),
+                units: inner.index.total(),
+                jobs: inner.index.in_flight(),
+            },
+        )
+    }
+
+    /// Bytes of host memory that hold no block, and in all.
+    pub fn host_bytes(&self) -> (u64, u64) {
+        let TierMetrics { blocks, units, .. } = self.metrics();
+        let bytes = |units: u32| u64::from(units) * self.unit_bytes as u64;
+        (bytes(units - blocks), bytes(units))
+    }
+
+    /// Waits until no copy is in flight; false when `timeout` passes first.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.process == std::process::id() && self.lanes.drain(timeout)
+    }
+
+    /// Takes no more copies, gives those in flight `timeout` to end, cancels the rest and ends the threads. Calling it
+    /// again does nothing.
+    pub fn shutdown(&self, timeout: Duration) {
+        if let Ok(mut inner) = self.enter() {
+            inner.closed = true;
+            drop(inner);
+            self.lanes.stop(timeout);
+        }
+    }
+
+    /// Checks the books; for tests and after a panic.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn verify(&self) -> Result<(), IndexFault> {
+        self.enter().map_or(Ok(()), |inner| inner.index.verify())
+    }
+
+    fn begin(&self, inner: &mut Inner, jobs: Vec<Job>, tag: Option<u64>) -> Completion {
+        let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+        let (transfer, completion) = Transfer::of(jobs.len(), tag);
+        let outcome = match ids.len() {
+            0 => Outcome::Done,
+            _ if self.lanes.submit(jobs, &transfer) => return completion,
+            _ => Outcome::Cancelled, // shut down meanwhile: they never began
+        };
+        for id in ids {
+            inner.index.apply(id, &outcome);
+        }
+        inner.transfers.extend(tag.map(|tag| (tag, outcome.clone())));
+        transfer.settle(outcome);
+        completion
+    }
+
+    /// The books, after they were told what has ended.
+    fn enter(&self) -> Result<MutexGuard<'_, Inner>, Closed> {
+        // In a forked process the lock may be held by a thread that is not there.
+        if self.process != std::process::id() {
+            return Err(Closed::Forked);
+        }
+        let mut inner = self.inner.lock();
+        let Ended { jobs, transfers } = self.lanes.take_ended();
+        for (id, outcome) in jobs {
+            inner.index.apply(id, &outcome);
+        }
+        inner.transfers.extend(transfers);
+        Ok(inner)
+    }
+
+    fn open(&self) -> Result<MutexGuard<'_, Inner>, Closed> {
+        let inner = self.enter()?;
+        if inner.closed { Err(Closed::ShutDown) } else { Ok(inner) }
+    }
+}
+
+impl Drop for TieredConnector {
+    fn drop(&mut self) {
+        self.shutdown(Duration::ZERO);
+    }
+}

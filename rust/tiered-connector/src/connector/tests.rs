@@ -1,0 +1,114 @@
+use super::*;
+use crate::copy::{CpuEngine, Piece, Region};
+use crate::host::Arena;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+const PAGE: usize = 32;
+const WAIT: Option<Duration> = Some(Duration::from_secs(10));
+
+/// A connector over a pool that the test reads and writes while nothing is copied.
+struct Scene {
+    connector: TieredConnector,
+    pool: NonNull<u8>,
+    pages: usize,
+}
+
+fn key(number: u64) -> TierKey {
+    TierKey { hash: number, guard: [number as u8; 16] }
+}
+
+impl Scene {
+    fn new(pages: usize, units: u32) -> Scene {
+        let pool: &'static mut [u8] = Box::leak(vec![0; pages * PAGE].into_boxed_slice());
+        let pool = NonNull::from(pool).cast::<u8>();
+        // SAFETY: leaked; the tests touch a page only while no copy does.
+        let region =
+            unsafe { Region::new(pool, pages * PAGE, pages, PAGE, vec![Piece { offset: 0, len: PAGE }]) };
+        let engine = CpuEngine::new(vec![region.unwrap()], Arc::new(Arena::new(units, PAGE).unwrap()));
+        let connector =
+            TieredConnector::new(units, PAGE, EvictionPolicy::PriorityLru, 2, Box::new(engine)).unwrap();
+        Scene { connector, pool, pages }
+    }
+
+    fn byte(&self, page: u32, byte: usize) -> *mut u8 {
+        assert!((page as usize) < self.pages && byte < PAGE);
+        // SAFETY: inside the pool.
+        unsafe { self.pool.as_ptr().add(page as usize * PAGE + byte) }
+    }
+
+    fn fill(&self, page: u32, value: u8) {
+        // SAFETY: inside the pool, and nothing is copied now.
+        (0..PAGE).for_each(|byte| unsafe { self.byte(page, byte).write(value) });
+    }
+
+    fn is(&self, page: u32, value: u8) -> bool {
+        // SAFETY: as above.
+        (0..PAGE).all(|byte| unsafe { self.byte(page, byte).read() } == value)
+    }
+
+    fn offload(&self, blocks: &[(TierKey, PageId)]) -> Offered {
+        self.connector.offload(blocks, Priority::DEFAULT, Step(0), None).unwrap()
+    }
+}
+
+#[test]
+fn blocks_come_back_byte_for_byte() {
+    let scene = Scene::new(9, 8);
+    let blocks: Vec<(TierKey, PageId)> = (1..9).map(|number| (key(number), PageId(number as u32))).collect();
+    for page in 1..9 {
+        scene.fill(page, page as u8 * 3);
+    }
+    let Offered::Storing(stored) = scene.offload(&blocks) else { panic!("there are units") };
+    assert_eq!(stored.wait(WAIT), Some(completion::Outcome::Done));
+    assert!(matches!(scene.offload(&blocks), Offered::Nothing));
+    for page in 1..9 {
+        scene.fill(page, 0);
+    }
+    // Into other pages: block n into page 9 - n.
+    let back: Vec<(TierKey, PageId)> =
+        (1..9).map(|number| (key(number), PageId(9 - number as u32))).collect();
+    let loaded = scene.connector.load(&back, Step(0), Some(5)).unwrap();
+    assert_eq!(loaded.wait(WAIT), Some(completion::Outcome::Done));
+    for page in 1..9 {
+        assert!(scene.is(page, (9 - page) as u8 * 3));
+    }
+    assert_eq!(scene.connector.take_finished(), [(5, Outcome::Done)]);
+    assert_eq!(scene.connector.host_bytes(), (0, 8 * PAGE as u64));
+    scene.connector.verify().unwrap();
+}
+
+#[test]
+fn a_load_of_what_is_not_here_moves_nothing() {
+    let scene = Scene::new(3, 2);
+    let refused = scene.connector.load(&[(key(1), PageId(1))], Step(0), None).unwrap_err();
+    assert_eq!(refused, Refused::NotHere);
+    assert_eq!(
+        scene.connector.load(&[], Step(0), Some(3)).unwrap().outcome(),
+        Some(completion::Outcome::Done)
+    );
+    assert_eq!(scene.connector.take_finished(), [(3, Outcome::Done)]);
+}
+
+#[test]
+fn after_a_shutdown_nothing_is_taken_and_what_was_asked_has_an_answer() {
+    let scene = Scene::new(3, 2);
+    scene.connector.shutdown(Duration::from_secs(1));
+    scene.connector.shutdown(Duration::from_secs(1));
+    let offered = scene.connector.offload(&[(key(1), PageId(1))], Priority::DEFAULT, Step(0), None);
+    assert_eq!(offered.unwrap_err(), Closed::ShutDown);
+    let refused = scene.connector.load(&[], Step(0), None).unwrap_err();
+    assert_eq!(refused, Refused::Closed(Closed::ShutDown));
+    assert_eq!(scene.connector.lookup(&[key(1)]), Ok(vec![false]));
+}
+
+#[test]
+fn a_reset_forgets_what_is_on_its_way() {
+    let scene = Scene::new(3, 2);
+    let offered = scene.offload(&[(key(1), PageId(1)), (key(2), PageId(2))]);
+    scene.connector.reset().unwrap();
+    let Offered::Storing(stored) = offered else { panic!("there are units") };
+    stored.wait(WAIT);
+    assert_eq!(scene.connector.lookup(&[key(1), key(2)]), Ok(vec![false, false]));
+    scene.connector.verify().unwrap();
+}
