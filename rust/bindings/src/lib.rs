@@ -2,11 +2,12 @@
 //!
 //! Every call goes through [`shared::Shared::with`], which takes the ledger's lock and turns a panic into
 //! a Python exception. Calls of microseconds keep the GIL; hashing a long prompt gives it up.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)] // but for what adopts Python's memory
 #![expect(clippy::doc_markdown, reason = "what Python sees is documented in Python's style")]
 
 use pyo3::prelude::*;
 
+mod adopt;
 mod batch;
 mod claims;
 mod connectors;
@@ -23,6 +24,7 @@ mod queries;
 mod retention;
 mod shared;
 mod tables;
+mod tiered;
 mod tokens;
 mod transfer;
 
@@ -32,6 +34,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ledger::Ledger>()?;
     m.add_class::<tables::BatchShape>()?;
     m.add_class::<tables::RowMemory>()?;
+    m.add_class::<tiered::TieredConnector>()?;
     m.add_class::<transfer::Completer>()?;
     m.add_class::<transfer::Transfer>()?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks, m)?)?;

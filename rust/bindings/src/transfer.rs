@@ -30,10 +30,14 @@ pub(crate) struct Transfer {
 pub(crate) fn pending_transfer(block_ids: &Bound<'_, PyAny>) -> PyResult<(Transfer, Completer)> {
     let block_ids = pages_from(block_ids, "block_ids")?;
     let (completer, completion) = completion::pending();
-    Ok((Transfer { completion, block_ids, wake: Mutex::default() }, Completer { completer }))
+    Ok((Transfer::new(completion, block_ids), Completer { completer }))
 }
 
 impl Transfer {
+    pub(crate) fn new(completion: Completion, block_ids: Vec<u32>) -> Transfer {
+        Transfer { completion, block_ids, wake: Mutex::default() }
+    }
+
     /// Waits without the GIL.
     fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
         // A time beyond what the clock can say is no limit.

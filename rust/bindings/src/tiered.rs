@@ -1,0 +1,258 @@
+//! The native class `TieredConnector`: a host tier as a `KVConnector`.
+
+use crate::adopt::{Adopted, adopt};
+use crate::errors;
+use crate::tokens::pages_from;
+use crate::transfer::Transfer;
+use block_pool::{PageId, PolicyError, Priority, Step};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::sync::Arc;
+use std::time::Duration;
+use tiered_connector::connector::{Closed, Offered, Refused, TieredConnector as Core};
+use tiered_connector::copy::{CpuEngine, Region};
+use tiered_connector::host::Arena;
+use tiered_connector::job::TierKey;
+
+/// Blocks in host memory, copied by Rust threads.
+///
+/// Args:
+///     pages: the device pool: uint8 arrays [pages, …], the first axis is the page. Kept, and read and written by
+///         threads while a copy is in flight.
+///     units: blocks of host memory.
+///     policy: "priority_lru" or "priority_slru".
+///     lanes: threads that copy.
+#[pyclass(module = "pagekeeper._native", frozen, weakref)]
+pub(crate) struct TieredConnector {
+    core: Core,
+    pages: usize,
+    /// The pool's memory; dropped after `core`, whose threads use it.
+    _pool: Vec<Py<PyAny>>,
+}
+
+/// Blocks, each with its page.
+type Blocks = Vec<(TierKey, PageId)>;
+
+/// A `BlockKey`.
+struct Key(TierKey);
+
+impl<'py> FromPyObject<'_, 'py> for Key {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Key> {
+        let (hash, guard): (Bound<'_, PyBytes>, Bound<'_, PyBytes>) = given.extract()?;
+        let (Some(hash), Ok(guard)) = (hash.as_bytes().first_chunk(), guard.as_bytes().try_into()) else {
+            return Err(PyValueError::new_err(format!(
+                "a BlockKey has a hash of 8 or 32 bytes and a guard of 16, not {} and {}",
+                hash.as_bytes().len(),
+                guard.as_bytes().len()
+            )));
+        };
+        Ok(Key(TierKey { hash: u64::from_be_bytes(*hash), guard }))
+    }
+}
+
+fn keys_of(given: &Bound<'_, PyAny>) -> PyResult<Vec<TierKey>> {
+    Ok(given.extract::<Vec<Key>>()?.into_iter().map(|Key(key)| key).collect())
+}
+
+fn closed(error: Closed) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}
+
+impl TieredConnector {
+    /// Each block with its page.
+    fn blocks(
+        &self,
+        block_ids: &Bound<'_, PyAny>,
+        block_hashes: &Bound<'_, PyAny>,
+    ) -> PyResult<(Vec<u32>, Blocks)> {
+        let (pages, keys) = (pages_from(block_ids, "block_ids")?, keys_of(block_hashes)?);
+        if pages.len() != keys.len() {
+            return Err(PyValueError::new_err(format!(
+                "{} block_ids for {} block_hashes: must be one page a block",
+                pages.len(),
+                keys.len()
+            )));
+        }
+        if let Some(page) = pages.iter().find(|&&page| page as usize >= self.pages) {
+            return Err(PyValueError::new_err(format!(
+                "block_ids: there is no page {page} in a pool of {}",
+                self.pages
+            )));
+        }
+        let blocks = keys.into_iter().zip(pages.iter().map(|&page| PageId(page))).collect();
+        Ok((pages, blocks))
+    }
+}
+
+#[pymethods]
+impl TieredConnector {
+    #[new]
+    #[pyo3(signature = (*, pages, units, policy, lanes))]
+    #[expect(clippy::needless_pass_by_value, reason = "an argument of Python's")]
+    fn new(
+        pages: Vec<Bound<'_, PyAny>>,
+        units: u32,
+        policy: &str,
+        lanes: usize,
+    ) -> PyResult<TieredConnector> {
+        let policy = policy.parse().map_err(|error: PolicyError| PyValueError::new_err(error.to_string()))?;
+        if lanes == 0 || units == 0 || units > block_pool::Slab::MAX_PAGES {
+            return Err(PyValueError::new_err(format!(
+                "units={units}, lanes={lanes}: must be 1 to {} and at least 1",
+                block_pool::Slab::MAX_PAGES
+            )));
+        }
+        let adopted =
+            pages.iter().enumerate().map(|(number, array)| adopt(array, &format!("pages[{number}]")));
+        let adopted: Vec<Adopted> = adopted.collect::<PyResult<_>>()?;
+        let count = adopted.iter().map(|array| array.pages).min().unwrap_or(0);
+        if count == 0 || adopted.iter().any(|array| array.pages != count) {
+            return Err(PyValueError::new_err("pages: must be at least one array, all of as many pages"));
+        }
+        let regions: Vec<Region> = adopted.iter().map(|array| array.region.clone()).collect();
+        let unit_bytes = regions.iter().map(Region::page_bytes).sum();
+        let arena =
+            Arena::new(units, unit_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let engine = CpuEngine::new(regions, Arc::new(arena));
+        let core = Core::new(units, unit_bytes, policy, lanes, Box::new(engine))
+            .map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
+        let pool = adopted.into_iter().map(|array| array.array.into_any()).collect();
+        Ok(TieredConnector { core, pages: count, _pool: pool })
+    }
+
+    #[pyo3(signature = (block_hashes, replica_idx = 0, hint = None))]
+    fn lookup(
+        &self,
+        block_hashes: &Bound<'_, PyAny>,
+        replica_idx: usize,
+        hint: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<bool>> {
+        _ = (replica_idx, hint);
+        self.core.lookup(&keys_of(block_hashes)?).map_err(closed)
+    }
+
+    #[pyo3(signature = (block_hashes, replica_idx = 0, hint = None))]
+    fn count_cached_prefix(
+        &self,
+        block_hashes: &Bound<'_, PyAny>,
+        replica_idx: usize,
+        hint: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(usize, usize)> {
+        _ = (replica_idx, hint);
+        Ok((self.core.leading(&keys_of(block_hashes)?).map_err(closed)?, 0))
+    }
+
+    #[pyo3(signature = (block_ids, block_hashes, replica_idx = 0, hint = None))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        block_ids: &Bound<'_, PyAny>,
+        block_hashes: &Bound<'_, PyAny>,
+        replica_idx: usize,
+        hint: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Transfer> {
+        _ = (replica_idx, hint);
+        let (pages, blocks) = self.blocks(block_ids, block_hashes)?;
+        match self.core.load(&blocks, Step(0), None) {
+            Ok(completion) => Ok(Transfer::new(completion, pages)),
+            Err(refused @ Refused::NotHere) => Err(errors::named(py, "KVLoadRefused", refused.to_string())),
+            Err(Refused::Closed(error)) => Err(closed(error)),
+        }
+    }
+
+    #[pyo3(signature = (block_ids, block_hashes, replica_idx = 0))]
+    fn offload(
+        &self,
+        py: Python<'_>,
+        block_ids: &Bound<'_, PyAny>,
+        block_hashes: &Bound<'_, PyAny>,
+        replica_idx: usize,
+    ) -> PyResult<Transfer> {
+        _ = replica_idx;
+        let (pages, blocks) = self.blocks(block_ids, block_hashes)?;
+        match self.core.offload(&blocks, Priority::DEFAULT, Step(0), None).map_err(closed)? {
+            Offered::Storing(completion) => Ok(Transfer::new(completion, pages)),
+            Offered::Nothing => {
+                let (completer, completion) = completion::pending();
+                completer.finish();
+                Ok(Transfer::new(completion, pages))
+            }
+            Offered::Dropped => {
+                Err(errors::named(py, "KVLoadRefused", "the copy lanes have fallen behind".into()))
+            }
+        }
+    }
+
+    #[pyo3(signature = (block_hashes, replica_idx = 0))]
+    fn touch(&self, block_hashes: &Bound<'_, PyAny>, replica_idx: usize) -> PyResult<()> {
+        _ = replica_idx;
+        self.core.touch(&keys_of(block_hashes)?).map_err(closed)
+    }
+
+    /// Does nothing: what is in flight is no page of a forward.
+    #[expect(clippy::unused_self, reason = "a method of the protocol")]
+    fn wait_for_loads(&self) {}
+
+    /// Does nothing, likewise.
+    #[expect(clippy::unused_self, reason = "a method of the protocol")]
+    fn wait_for_offloads(&self) {}
+
+    /// `(free, total)`.
+    fn host_bytes(&self) -> (u64, u64) {
+        self.core.host_bytes()
+    }
+
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let metrics = self.core.metrics();
+        let counted = metrics.index;
+        let named = [
+            ("host_stored_blocks", counted.stored),
+            ("host_loaded_blocks", counted.loaded),
+            ("host_evicted_blocks", counted.evicted),
+            ("host_known_blocks", counted.known),
+            ("host_dropped_no_unit", counted.no_unit),
+            ("host_dropped_busy", metrics.dropped_busy),
+            ("host_collisions", counted.collisions),
+            ("host_unstored_blocks", counted.unstored),
+            ("host_unloaded_blocks", counted.unloaded),
+            ("host_blocks", metrics.blocks.into()),
+            ("host_units", metrics.units.into()),
+            ("host_jobs", metrics.jobs as u64),
+        ];
+        let result = PyDict::new(py);
+        for (name, value) in named {
+            result.set_item(name, value)?;
+        }
+        Ok(result)
+    }
+
+    fn reset_prefix_cache(&self) -> PyResult<()> {
+        self.core.reset().map_err(closed)
+    }
+
+    /// Waits until no copy is in flight, at most so many seconds; whether none is.
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(timeout)?;
+        Ok(py.detach(|| self.core.drain(timeout)))
+    }
+
+    /// Gives copies in flight so many seconds to end, and ends the threads.
+    #[pyo3(signature = (timeout = 5.0))]
+    fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = seconds(timeout)?;
+        py.detach(|| self.core.shutdown(timeout));
+        Ok(())
+    }
+
+    fn verify(&self) -> PyResult<()> {
+        self.core.verify().map_err(|fault| PyRuntimeError::new_err(fault.to_string()))
+    }
+}
+
+fn seconds(timeout: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(timeout)
+        .map_err(|_| PyValueError::new_err(format!("timeout={timeout}: must be seconds, 0 or more")))
+}
