@@ -1,0 +1,3 @@
+//! The host tier: blocks in memory of this machine.
+
+pub mod limits;

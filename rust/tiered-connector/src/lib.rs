@@ -1,0 +1,3 @@
+//! Tiers beyond the device: blocks in host memory.
+
+pub mod host;
