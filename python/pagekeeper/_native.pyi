@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagekeeper.calls import Batch, Request
+from pagekeeper.connectors import BlockKey
 from pagekeeper.context import TokenBuffer
-from pagekeeper.counts import MissReason
+from pagekeeper.counts import ByteCount, MissReason
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.retention import RetentionConfig
 
@@ -21,6 +22,7 @@ __all__ = [
     "Ledger",
     "RowMemory",
     "TextContext",
+    "TieredConnector",
     "Transfer",
     "hash_blocks",
     "hash_blocks_batch",
@@ -265,6 +267,40 @@ class Transfer:
     def wake_fd(self) -> int:
         """A file descriptor of the caller's that is readable once the copy has ended."""
     def __await__(self) -> Generator[object]: ...
+
+@final
+class TieredConnector:
+    """Blocks in host memory, copied by Rust threads: a `KVConnector`."""
+
+    def __new__(
+        cls, *, pages: Sequence[NDArray[np.uint8]], host_bytes: int | None, policy: str, lanes: int
+    ) -> TieredConnector: ...
+    def lookup(
+        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+    ) -> list[bool]: ...
+    def count_cached_prefix(
+        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+    ) -> tuple[int, int]: ...
+    def load(
+        self,
+        block_ids: Sequence[int],
+        block_hashes: Sequence[BlockKey],
+        replica_idx: int = 0,
+        hint: object = None,
+    ) -> Transfer: ...
+    def offload(
+        self, block_ids: Sequence[int], block_hashes: Sequence[BlockKey], replica_idx: int = 0
+    ) -> Transfer: ...
+    def touch(self, block_hashes: Sequence[BlockKey], replica_idx: int = 0) -> None: ...
+    def wait_for_loads(self) -> None: ...
+    def wait_for_offloads(self) -> None: ...
+    def host_byte_count(self, replica_idx: int = 0) -> ByteCount: ...
+    def disk_byte_count(self, replica_idx: int = 0) -> ByteCount: ...
+    def metrics(self) -> dict[str, int]: ...
+    def reset_prefix_cache(self) -> None: ...
+    def drain(self, timeout: float) -> bool: ...
+    def shutdown(self, timeout: float = 5.0) -> None: ...
+    def verify(self) -> None: ...
 
 @final
 class Completer:

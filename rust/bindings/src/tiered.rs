@@ -8,21 +8,25 @@ use block_pool::{PageId, PolicyError, Priority, Step};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tiered_connector::connector::{Closed, Offered, Refused, TieredConnector as Core};
 use tiered_connector::copy::{CpuEngine, Region};
-use tiered_connector::host::Arena;
+use tiered_connector::host::{Arena, limits, sizing};
 use tiered_connector::job::TierKey;
 
-/// Blocks in host memory, copied by Rust threads.
+/// Blocks in host memory, copied by Rust threads: a `KVConnector`.
 ///
 /// Args:
-///     pages: the device pool: uint8 arrays [pages, …], the first axis is the page. Kept, and read and written by
-///         threads while a copy is in flight.
-///     units: blocks of host memory.
+///     pages: the device pool: uint8 arrays [pages, …] whose first axis is the page. They are kept, and read and
+///         written by threads while a copy is in flight.
+///     host_bytes: size of the tier in bytes. None: 1.5 times the pool, at most half of what may still be used.
 ///     policy: "priority_lru" or "priority_slru".
 ///     lanes: threads that copy.
+///
+/// Raises:
+///     ValueError: arrays that are no pool; a size that does not fit, or that not one page fits in.
 #[pyclass(module = "pagekeeper._native", frozen, weakref)]
 pub(crate) struct TieredConnector {
     core: Core,
@@ -90,20 +94,17 @@ impl TieredConnector {
 #[pymethods]
 impl TieredConnector {
     #[new]
-    #[pyo3(signature = (*, pages, units, policy, lanes))]
+    #[pyo3(signature = (*, pages, host_bytes, policy, lanes))]
     #[expect(clippy::needless_pass_by_value, reason = "an argument of Python's")]
     fn new(
         pages: Vec<Bound<'_, PyAny>>,
-        units: u32,
+        host_bytes: Option<u64>,
         policy: &str,
         lanes: usize,
     ) -> PyResult<TieredConnector> {
         let policy = policy.parse().map_err(|error: PolicyError| PyValueError::new_err(error.to_string()))?;
-        if lanes == 0 || units == 0 || units > block_pool::Slab::MAX_PAGES {
-            return Err(PyValueError::new_err(format!(
-                "units={units}, lanes={lanes}: must be 1 to {} and at least 1",
-                block_pool::Slab::MAX_PAGES
-            )));
+        if lanes == 0 {
+            return Err(PyValueError::new_err("lanes=0: must be at least 1"));
         }
         let adopted =
             pages.iter().enumerate().map(|(number, array)| adopt(array, &format!("pages[{number}]")));
@@ -114,6 +115,7 @@ impl TieredConnector {
         }
         let regions: Vec<Region> = adopted.iter().map(|array| array.region.clone()).collect();
         let unit_bytes = regions.iter().map(Region::page_bytes).sum();
+        let units = units(host_bytes, unit_bytes, count).map_err(PyValueError::new_err)?;
         let arena =
             Arena::new(units, unit_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let engine = CpuEngine::new(regions, Arc::new(arena));
@@ -200,9 +202,18 @@ impl TieredConnector {
     #[expect(clippy::unused_self, reason = "a method of the protocol")]
     fn wait_for_offloads(&self) {}
 
-    /// `(free, total)`.
-    fn host_bytes(&self) -> (u64, u64) {
-        self.core.host_bytes()
+    #[pyo3(signature = (replica_idx = 0))]
+    fn host_byte_count<'py>(&self, py: Python<'py>, replica_idx: usize) -> PyResult<Bound<'py, PyAny>> {
+        _ = replica_idx;
+        byte_count(py, self.core.host_bytes())
+    }
+
+    /// No disk.
+    #[expect(clippy::unused_self, reason = "a method of the protocol")]
+    #[pyo3(signature = (replica_idx = 0))]
+    fn disk_byte_count<'py>(&self, py: Python<'py>, replica_idx: usize) -> PyResult<Bound<'py, PyAny>> {
+        _ = replica_idx;
+        byte_count(py, (0, 0))
     }
 
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -250,6 +261,19 @@ impl TieredConnector {
     fn verify(&self) -> PyResult<()> {
         self.core.verify().map_err(|fault| PyRuntimeError::new_err(fault.to_string()))
     }
+}
+
+/// Units of a tier of `host_bytes` for a pool of so many pages.
+fn units(host_bytes: Option<u64>, unit_bytes: usize, pages: usize) -> Result<u32, String> {
+    let usable = limits::usable(Path::new("/"));
+    let bytes = sizing::host_bytes(host_bytes, (unit_bytes * pages) as u64, &usable);
+    let units = sizing::units(bytes.map_err(|error| error.to_string())?, unit_bytes as u64);
+    Ok(units.map_err(|error| error.to_string())?.min(block_pool::Slab::MAX_PAGES))
+}
+
+/// A `ByteCount` of `(free, total)`.
+fn byte_count(py: Python<'_>, count: (u64, u64)) -> PyResult<Bound<'_, PyAny>> {
+    py.import("pagekeeper.counts")?.getattr("ByteCount")?.call1(count)
 }
 
 fn seconds(timeout: f64) -> PyResult<Duration> {

@@ -10,6 +10,7 @@ use crate::misses::{Miss, MissReason};
 use crate::page_copies::Leaving;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
+use crate::tiers::{Loads, OuterTier};
 use block_pool::Step;
 use memory::AHEAD;
 use radix_tree::{Hits, NodeId};
@@ -91,6 +92,16 @@ impl Ledger {
                 batch.len()
             )));
         }
+        self.alloc_with(batch, num_tokens, Loads::Given(loads))
+    }
+
+    /// [`Ledger::alloc`] with loads from somewhere, one or none a request.
+    pub(crate) fn alloc_with(
+        &mut self,
+        batch: &[SlotId],
+        num_tokens: &[u32],
+        mut loads: Loads<'_>,
+    ) -> Result<Vec<LoadJob>, LedgerError> {
         if num_tokens.len() > 1 && num_tokens.len() != batch.len() {
             return Err(LedgerError::Mismatch(format!(
                 "num_tokens has {} entries for {} requests: give one number, or one a request",
@@ -107,11 +118,14 @@ impl Ledger {
         }
         self.check_batch(batch)?;
         let mut scratch = std::mem::take(&mut self.admission);
-        let outcome = self.plan(batch, num_tokens, loads, &mut scratch);
+        let outcome = self.plan(batch, num_tokens, &mut loads, &mut scratch);
         if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
             self.counters.failed_allocs += 1;
         }
         let outcome = outcome.map(|()| self.commit_plans(&scratch));
+        if let (Ok(_), Loads::From(tier)) = (&outcome, &mut loads) {
+            self.touch_hits(&scratch, *tier);
+        }
         self.admission = scratch;
         outcome
     }
@@ -148,7 +162,7 @@ impl Ledger {
         &mut self,
         batch: &[SlotId],
         num_tokens: &[u32],
-        loads: &[u32],
+        loads: &mut Loads<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
@@ -158,8 +172,7 @@ impl Ledger {
         let mut needed = 0u64;
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
-            let load = loads.get(index).copied().unwrap_or(0);
-            let mut plan = self.plan_one(slot, bound, load, scratch)?;
+            let mut plan = self.plan_one(index, slot, bound, loads, scratch)?;
             if plan.copies {
                 plan.copies = self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
             }
@@ -209,9 +222,10 @@ impl Ledger {
 
     fn plan_one(
         &mut self,
+        index: usize,
         slot: SlotId,
         bound: Option<u32>,
-        load: u32,
+        loads: &mut Loads<'_>,
         scratch: &mut Scratch,
     ) -> Result<Plan, LedgerError> {
         let page_size = self.config.page_size;
@@ -262,8 +276,14 @@ impl Ledger {
         };
         // What the request has computed and not stored is not loaded either.
         let first_load = (on_device as u32).max(start / page_size);
-        if load > 0 {
-            check_load(sequence, slot, first_load, load, page_size, reads)?;
+        let most_load = if reads && sequence.may_load() {
+            ((sequence.known() - 1) / page_size).saturating_sub(first_load)
+        } else {
+            0
+        };
+        let load = loads.of(index, sequence, first_load, most_load);
+        if load > most_load {
+            return Err(LedgerError::BadLoad { slot, given: load, most: most_load });
         }
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
         let end = len.min(start.saturating_add(most));
@@ -348,6 +368,15 @@ impl Ledger {
             self.plan_step(plan);
         }
         jobs
+    }
+
+    /// The tier hears of prefixes that were hit on the device, so that they do not age out of it.
+    fn touch_hits(&self, scratch: &Scratch, tier: &mut dyn OuterTier) {
+        for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
+            if let Some(sequence) = self.slots.get(plan.slot).filter(|sequence| sequence.guards.is_some()) {
+                tier.touch(&sequence.chain.keys()[..(plan.start / self.config.page_size) as usize]);
+            }
+        }
     }
 
     fn take_hits(&mut self, plan: &Plan, hits: &Hits) {
@@ -444,25 +473,6 @@ impl Ledger {
             total,
         }
     }
-}
-
-fn check_load(
-    sequence: &Sequence,
-    slot: SlotId,
-    first: u32,
-    load: u32,
-    page_size: u32,
-    reads: bool,
-) -> Result<(), LedgerError> {
-    let most = if reads && sequence.may_load() {
-        ((sequence.known() - 1) / page_size).saturating_sub(first)
-    } else {
-        0
-    };
-    if load <= most {
-        return Ok(());
-    }
-    Err(LedgerError::BadLoad { slot, given: load, most })
 }
 
 fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) -> Result<(), LedgerError> {

@@ -44,6 +44,7 @@ mod sequence;
 mod slots;
 mod snapshot;
 mod tables;
+mod tiers;
 mod verify;
 
 pub use config::{LedgerConfig, OnDuplicate, Reserve};
@@ -64,4 +65,5 @@ pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;
 pub use snapshot::EventSnapshot;
 pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
+pub use tiers::OuterTier;
 pub use verify::LedgerFault;

@@ -1,0 +1,106 @@
+//! The ledger and the tiers beyond the device, joined: who calls whom, in which order.
+
+use crate::copies::{CopyEnd, CopyJob};
+use crate::error::LedgerError;
+use crate::ledger::Ledger;
+use crate::loads::{BlockKey, LoadJob};
+use crate::sequence::Sequence;
+use crate::slots::SlotId;
+
+/// What lies beyond the device, as the ledger asks it. No call waits, and none calls the ledger.
+pub trait OuterTier {
+    /// How many leading blocks can be loaded now. The keys are made as they are asked for.
+    fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize;
+
+    /// Begins to load blocks into the pages of `job`, in their order. False when nothing was moved and nothing
+    /// will be; otherwise [`OuterTier::take_ended`] tells of the end.
+    fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> bool;
+
+    /// Begins to copy the pages of `job` out. False as for [`OuterTier::load`].
+    fn offload(&mut self, keys: &[BlockKey], job: &CopyJob) -> bool;
+
+    /// The blocks of these hashes, from the first of their prefix on, were used on the device.
+    fn touch(&mut self, hashes: &[u64]);
+
+    /// Copies that have ended since the last call, and how.
+    fn take_ended(&mut self) -> Vec<(u64, CopyEnd)>;
+}
+
+/// How many blocks of each request of a batch are loaded.
+pub(crate) enum Loads<'a> {
+    /// So many, in the order of the batch; none beyond.
+    Given(&'a [u32]),
+    /// As many as there are.
+    From(&'a mut dyn OuterTier),
+}
+
+impl Loads<'_> {
+    /// How many blocks of request `index` are loaded from block `first` on, which may be `most`.
+    pub(crate) fn of(&mut self, index: usize, sequence: &Sequence, first: u32, most: u32) -> u32 {
+        match self {
+            Loads::Given(loads) => loads.get(index).copied().unwrap_or(0),
+            Loads::From(tier) => match &sequence.guards {
+                Some(guards) if most > 0 => {
+                    let blocks = (first as usize)..(first + most) as usize;
+                    tier.leading(&mut blocks.map(|block| BlockKey::of(&sequence.chain, guards, block))) as u32
+                }
+                _ => 0,
+            },
+        }
+    }
+}
+
+impl Ledger {
+    /// [`Ledger::alloc`], where blocks that follow those on the device come from `tier` if it has them. Gives the
+    /// load of each request that waits for one.
+    ///
+    /// # Errors
+    /// As for [`Ledger::alloc`].
+    pub fn alloc_from(
+        &mut self,
+        tier: &mut dyn OuterTier,
+        batch: &[SlotId],
+        num_tokens: &[u32],
+    ) -> Result<Vec<(SlotId, CopyJob)>, LedgerError> {
+        let jobs = self.alloc_with(batch, num_tokens, Loads::From(tier))?;
+        let mut begun = Vec::with_capacity(jobs.len());
+        for LoadJob { slot, first, copy } in jobs {
+            if tier.load(&self.keys_of(slot, first, copy.pages.len())?, &copy) {
+                begun.push((slot, copy));
+                continue;
+            }
+            self.end_copies(&[(copy.id.0, CopyEnd::Refused)])?;
+            let place = batch.iter().position(|&one| one == slot).unwrap_or_default();
+            let bound = num_tokens.get(place).or(num_tokens.last());
+            self.alloc(&[slot], bound.map_or(&[], std::slice::from_ref))?; // in the pages of the load
+        }
+        Ok(begun)
+    }
+
+    /// Begins to offload what was published since the last call.
+    ///
+    /// # Errors
+    /// None in order.
+    pub fn offload_to(&mut self, tier: &mut dyn OuterTier) -> Result<(), LedgerError> {
+        for job in self.take_offloads() {
+            if !tier.offload(&job.keys, &job.copy) {
+                self.end_copies(&[(job.copy.id.0, CopyEnd::Refused)])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the copies that have ended. Gives the requests that waited for them.
+    ///
+    /// # Errors
+    /// A copy that is not in flight: the tier named one twice, or another's.
+    pub fn settle_from(&mut self, tier: &mut dyn OuterTier) -> Result<Vec<SlotId>, LedgerError> {
+        self.end_copies(&tier.take_ended())
+    }
+
+    fn keys_of(&self, slot: SlotId, first: usize, count: usize) -> Result<Vec<BlockKey>, LedgerError> {
+        let sequence = self.sequence(slot)?;
+        let Some(guards) = &sequence.guards else { return Ok(Vec::new()) };
+        Ok((first..first + count).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect())
+    }
+}
