@@ -1,4 +1,4 @@
-"""The life of a request with an installed package that has numpy and nothing else (`make dist-check`)."""
+"""The life of a request with an installed package that has only numpy and pydantic (`make dist-check`)."""
 
 import numpy as np
 

@@ -37,6 +37,7 @@ def test_only_the_geometry_has_to_be_given() -> None:
         "eviction_policy": "priority_lru",
         "default_retention_priority": 35,
         "event_buffer_max_size": 0,
+        "kv_connector_config": None,
     }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pagekeeper._native import TextContext
+    from pagekeeper.connector_config import KVConnectorConfig, KVConnectorType
     from pagekeeper.connectors import BlockKey, KVConnector
     from pagekeeper.context import RequestID, TokenBuffer
     from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
@@ -47,7 +48,9 @@ _HOMES = {
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
     "KVConnector": "connectors",
+    "KVConnectorConfig": "connector_config",
     "KVConnectorTransfer": "transfers",
+    "KVConnectorType": "connector_config",
     "KVLoadFailed": "errors",
     "KVLoadRefused": "errors",
     "LedgerCorruptError": "errors",
@@ -78,7 +81,9 @@ __all__ = [
     "KVCacheInputs",
     "KVCacheParams",
     "KVConnector",
+    "KVConnectorConfig",
     "KVConnectorTransfer",
+    "KVConnectorType",
     "KVLoadFailed",
     "KVLoadRefused",
     "LedgerCorruptError",

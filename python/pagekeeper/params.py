@@ -9,14 +9,17 @@ import math
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike, parse_device
 from pagekeeper.errors import shown
+
+if TYPE_CHECKING:
+    from pagekeeper.connector_config import KVConnectorConfig
 
 __all__ = [
     "EvictionPolicy",
@@ -71,6 +74,9 @@ class KVCacheParams(ABC):
         default_retention_priority: 0 (evicted first) to 100, or "low" (20), "medium" (35), "high" (80).
         event_buffer_max_size: most events kept until `get_latest_events` takes them; the oldest are dropped
             first. 0 records none. An event of stored blocks holds their tokens: 4 bytes each.
+        kv_connector_config: where blocks go beyond the device: a `KVConnectorConfig`, a mapping of its
+            fields, or the name of a `KVConnectorType`. "rust_tiered" needs `enable_prefix_caching`. None is
+            nowhere.
 
     Raises:
         TypeError: an argument is unknown or missing.
@@ -89,6 +95,7 @@ class KVCacheParams(ABC):
     eviction_policy: EvictionPolicy
     default_retention_priority: int
     event_buffer_max_size: int
+    kv_connector_config: KVConnectorConfig | None
 
     def __init__(
         self,
@@ -105,6 +112,7 @@ class KVCacheParams(ABC):
         eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
         event_buffer_max_size: int = 0,
+        kv_connector_config: KVConnectorConfig | Mapping[str, object] | str | None = None,
     ) -> None:
         self._keep("dtype", dtype, DType.parse)
         self._keep("num_layers", num_layers, _parse_count)
@@ -118,6 +126,13 @@ class KVCacheParams(ABC):
         self._keep("eviction_policy", eviction_policy, _parse_policy)
         self._keep("default_retention_priority", default_retention_priority, parse_priority)
         self._keep("event_buffer_max_size", event_buffer_max_size, partial(_parse_count, least=0))
+        connector = None if kv_connector_config is None else _parse_connector(kv_connector_config)
+        object.__setattr__(self, "kv_connector_config", connector)  # past the freeze
+        if connector is not None and connector.type == "rust_tiered" and not self.enable_prefix_caching:
+            raise ValueError(
+                "enable_prefix_caching=False: kv_connector_config.type='rust_tiered' needs it to be True, "
+                "for it keeps blocks that later requests reuse"
+            )
 
     def _keep(self, field: str, given: _Given, parse: Callable[[_Given], object]) -> None:
         """Sets a field to what `given` says, or raises a ValueError that names both."""
@@ -178,6 +193,7 @@ class MHAKVCacheParams(KVCacheParams):
         eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
         event_buffer_max_size: int = 0,
+        kv_connector_config: KVConnectorConfig | Mapping[str, object] | str | None = None,
     ) -> None:
         super().__init__(
             dtype=dtype,
@@ -192,6 +208,7 @@ class MHAKVCacheParams(KVCacheParams):
             eviction_policy=eviction_policy,
             default_retention_priority=default_retention_priority,
             event_buffer_max_size=event_buffer_max_size,
+            kv_connector_config=kv_connector_config,
         )
         self._keep("n_kv_heads", n_kv_heads, _parse_count)
         self._keep("head_dim", head_dim, _parse_count)
@@ -272,6 +289,21 @@ def _parse_seed(value: object) -> str | None:
     if not isinstance(value, str) or not re.fullmatch("[0-9a-fA-F]{64}", value):
         raise ValueError("must be 64 hexadecimal digits (the .hex() of 32 bytes) or None")
     return value.lower()
+
+
+def _parse_connector(given: KVConnectorConfig | Mapping[str, object] | str) -> KVConnectorConfig:
+    """The configuration that is meant; this alone needs pydantic."""
+    from pydantic import ValidationError
+
+    from pagekeeper.connector_config import KVConnectorConfig
+
+    try:
+        return KVConnectorConfig.of(given)
+    except ValidationError as error:
+        refusals = [f"kv_connector_config.{refusal['msg']}" for refusal in error.errors()]
+        raise ValueError("; ".join(refusals)) from error
+    except TypeError as error:
+        raise ValueError(f"kv_connector_config={shown(given)}: {error}") from error
 
 
 def parse_priority(value: object) -> int:

@@ -86,6 +86,20 @@ PARAMS: Arguments = dict(
     eviction_policy="priority_lru",
     default_retention_priority=35,
     event_buffer_max_size=0,
+    kv_connector_config="null",
+)
+CONNECTOR: Arguments = dict(
+    type="rust_tiered",
+    host_offload_max_gb=1.0,
+    disk_offload_dir="kv",
+    disk_offload_max_gb=1.0,
+    num_disk_workers=1,
+    fsync="batch",
+    block_store_endpoint="tcp://a:1",
+    write_policy="selective",
+    selective_min_hits=1,
+    selective_min_priority=1,
+    num_copy_lanes=1,
 )
 MANAGER: Arguments = dict(
     session=None,
@@ -152,6 +166,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "get_buffers": (lambda s: s.pools.get_buffers, lambda s: dict(layer=0, layout="NHD")),
     "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
     "MHAKVCacheParams": (lambda s: pk.MHAKVCacheParams, lambda s: PARAMS),
+    "KVConnectorConfig": (lambda s: pk.KVConnectorConfig, lambda s: CONNECTOR),
     "TextContext": (lambda s: pk.TextContext, lambda s: REQUEST),
     "TextContext.update": (lambda s: s.running.update, lambda s: dict(token=1)),
     "TextContext.truncate": (lambda s: s.running.truncate, lambda s: dict(length=1)),
@@ -285,6 +300,7 @@ WORD = NOTHING | {
     "an array": np.array([1, 1]),
 }
 TEXT: dict[str, Any] = {"a number": 1, "bytes": b"a", "a list": ["a"], "NaN": NAN, "a surrogate": "\ud800"}
+ADDRESS = TEXT | {"nothing": "", "a NUL": "a\0", "True": True, "an object": object()}
 REPLICAS = NOTHING | NO_INTEGER | NEGATIVE | HUGE | {"another": 1, "False": False, "0.0": 0.0}
 
 
@@ -304,6 +320,9 @@ def in_a_list(of_scene: Callable[[Scene], Any]) -> Callable[[Scene], Any]:
 def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
+
+GIBIBYTES = without(NO_INTEGER, "a float", "a numpy float") | NEGATIVE | without(NOTHING, "None")
+GIBIBYTES |= {"endless": 10**5000, "a list": [1.0], "an array": np.array([1.0])}
 
 GOOD_HERE: dict[tuple[str, str], set[str]] = {
     ("claim", "ctx"): {"a stranger", "a released request"},
@@ -413,6 +432,18 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "buffers": fixed(without(NOTHING, "None") | {"none": [], "a number": 1, "numbers": [1], "two": [1, 2]}),
     "model_name": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
     "weights_revision": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
+    "kv_connector_config": fixed(without(WORD, "None") | {"True": True, "a long field": {LONG: 1}}),
+    "type": fixed(without(WORD, "None")),
+    "host_offload_max_gb": fixed(GIBIBYTES | {"0": 0}),
+    "disk_offload_dir": fixed(ADDRESS),
+    "disk_offload_max_gb": fixed(GIBIBYTES),
+    "num_disk_workers": fixed(SIZE | NOTHING),
+    "fsync": fixed(WORD),
+    "block_store_endpoint": fixed(ADDRESS),
+    "write_policy": fixed(WORD),
+    "selective_min_hits": fixed(SIZE | NOTHING),
+    "selective_min_priority": fixed(COUNT | without(NOTHING, "None") | {"101": 101}),
+    "num_copy_lanes": fixed(SIZE | NOTHING | {"65": 65}),
     "dtype": fixed(WORD),
     "n_kv_heads": fixed(SIZE | NOTHING),
     "head_dim": fixed(SIZE | NOTHING),
