@@ -65,6 +65,7 @@ def growth(program: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.timeout(300)  # 520,000 requests
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_million_blocks_that_came_and_went_leave_no_memory_behind() -> None:
     assert growth(LIVES) < 4 << 20, "a leak of 5 bytes a block would show"

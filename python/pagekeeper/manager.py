@@ -16,10 +16,11 @@ from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.counts import BlockCount, ByteCount
 from pagekeeper.errors import shown
 from pagekeeper.hashing import resolve_seed
+from pagekeeper.native_tiers import NativeTiers, tiered_connector
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.page_calls import PageCalls
 from pagekeeper.params import KVCacheParams, whole_number
-from pagekeeper.pools import DevicePool, usable_pages
+from pagekeeper.pools import Pool, pool_for, usable_pages
 from pagekeeper.prefix_calls import PrefixCalls
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
@@ -71,10 +72,11 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
         allocate_pools: False gives the ledger and tables without memory of our own; torch is not imported.
-        buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim].
+        buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim],
+            or of one numpy array, uint8 [pages + 1, bytes a page], which needs no torch.
         model_name: for log messages.
         weights_revision: kept; nothing uses it yet.
-        connector: keeps blocks beyond the device. None: blocks live on the device alone.
+        connector: keeps blocks beyond the device. None: what `params.kv_connector_config` says.
 
     Raises:
         ValueError: sizes that are missing, doubled, out of range, or too small; buffers that do not fit.
@@ -93,7 +95,7 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         max_num_input_tokens: int | None = None,
         reserve: Literal["chunk", "prompt"] = "chunk",
         allocate_pools: bool = True,
-        buffers: Sequence[torch.Tensor] | None = None,
+        buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None = None,
         model_name: str | None = None,
         weights_revision: str | None = None,
         connector: KVConnector | None = None,
@@ -117,6 +119,13 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
                 raise TypeError(f"connector: got {type(connector).__name__}, must be a KVConnector")
             if not params.enable_prefix_caching:
                 raise ValueError("connector: needs enable_prefix_caching=True")
+        self._pool: Pool | None = None
+        if allocate_pools or buffers is not None:
+            self._pool = pool_for(params, pages, buffers)
+        own_tier = tiered_connector(params.kv_connector_config, self._pool, params.eviction_policy)
+        if own_tier is not None and connector is not None:
+            raise ValueError("connector, params.kv_connector_config: both are given, must be one")
+        self._connector: KVConnector | None = connector or own_tier
         self._hash_seed = resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
@@ -131,18 +140,17 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
             priority=params.default_retention_priority,
             max_seq_len=self.max_seq_len,
             max_num_input_tokens=self.max_num_input_tokens,
-            guard_secret=None if connector is None else secrets.token_bytes(32),
+            guard_secret=None if self._connector is None else secrets.token_bytes(32),
+            tier=own_tier,
             event_buffer_max_size=params.event_buffer_max_size,
         )
-        self._connector = connector
+        most = min(pages * params.page_size, self.max_seq_len or 2**31)
         self._tiers: OuterTiers | None = None
-        if connector is not None:
-            most = min(pages * params.page_size, self.max_seq_len or 2**31)
+        if own_tier is not None:
+            self._tiers = NativeTiers(self._core, own_tier, params.page_size, most)
+        elif connector is not None:
             self._tiers = OuterTiers(self._core, connector, params.page_size, most)
         self._tables = self._new_tables(num_draft_tokens=0)
-        self._pool: DevicePool | None = None
-        if allocate_pools or buffers is not None:
-            self._pool = DevicePool(params, pages, buffers)
         _log.info(
             "cache of %s: %d pages of %d tokens, %d bytes a page; prefix caching %s",
             model_name or "a model",

@@ -102,7 +102,7 @@ class OuterTiers:
         try:
             for slot, first, copy, pages in jobs:
                 keys, _, hint = wanted[place[slot]] or ((), 0, None)
-                self._loads[copy] = _Load(core.request_id(slot), slot)
+                self._wait_for(copy, slot)
                 transfer = self._load(copy, pages, _keys(keys[first : first + len(pages)]), hint)
                 if transfer is None:
                     del self._loads[copy]
@@ -119,6 +119,10 @@ class OuterTiers:
             if one is not None and one[1]:
                 self._touch(one[0][: one[1]])
         return transfers
+
+    def _wait_for(self, copy: int, slot: int) -> None:
+        """The request under `slot` waits for the load."""
+        self._loads[copy] = _Load(self._core.request_id(slot), slot)
 
     def prefetch(
         self,

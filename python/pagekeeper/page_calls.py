@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pagekeeper._native import Ledger
 from pagekeeper.calls import Batch, Request, check_group
 from pagekeeper.params import KVCacheParams
-from pagekeeper.pools import DevicePool, Layout
+from pagekeeper.pools import Layout, Pool
 from pagekeeper.tables import write_block_offsets
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class PageCalls:
 
     params: KVCacheParams
     _core: Ledger
-    _pool: DevicePool | None
+    _pool: Pool | None
 
     def get_cache_indices(self, ctx: Request, group: str | None = None) -> list[list[int]]:
         """The page of each block of one request, as [beam][block]; there is one beam.
@@ -100,7 +100,7 @@ class PageCalls:
         """
         return self._require_pool().pages()
 
-    def _require_pool(self) -> DevicePool:
+    def _require_pool(self) -> Pool:
         if self._pool is None:
             raise ValueError("there is no pool: allocate_pools=False was given, or the manager is shut down")
         return self._pool

@@ -1,11 +1,11 @@
-"""Device pools: how many pages a cache has, and the torch tensors that hold them.
+"""Device pools: how many pages a cache has, and the memory that holds them.
 
-Torch is needed for the tensors only.
+Torch is needed for tensors only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["DevicePool", "Layout", "usable_pages"]
+__all__ = ["DevicePool", "Layout", "PlainPool", "Pool", "pool_for", "usable_pages"]
 
 Layout = Literal["NHD", "HND"]
 
@@ -104,6 +104,84 @@ class DevicePool:
         import torch
 
         return self._tensor.view(self._tensor.shape[0], -1).view(torch.uint8)
+
+    def byte_arrays(self) -> list[NDArray[np.uint8]]:
+        """Every page as bytes, for copies in host memory: uint8 [pages + 1, bytes_per_page], a view.
+
+        Raises:
+            ValueError: the pool is not in the processor's memory.
+        """
+        if self._tensor.device.type != "cpu":
+            raise ValueError(
+                f"the pool is on {self._tensor.device}: only pools on the CPU have host tiers for now"
+            )
+        return [self.pages().numpy()]
+
+
+class PlainPool:
+    """The pages of one cache in plain memory of the caller's, without torch.
+
+    Args:
+        params: geometry and dtype.
+        num_pages: usable pages.
+        memory: uint8 [pages + 1, bytes_per_page], contiguous and writable. Page 0 is the null page.
+
+    Raises:
+        ValueError: memory that does not fit, or a cache that is not on the CPU.
+    """
+
+    def __init__(self, params: KVCacheParams, num_pages: int, memory: NDArray[np.uint8]) -> None:
+        if params.devices[0] != "cpu":
+            raise ValueError(f"buffers[0]: a numpy array is on the CPU, the cache on {params.devices[0]}")
+        shape = (num_pages + 1, params.bytes_per_page)
+        flags = memory.flags
+        if memory.shape != shape or memory.dtype != np.uint8 or not (flags.c_contiguous and flags.writeable):
+            kind = "contiguous" if flags.c_contiguous else "not contiguous"
+            raise ValueError(
+                f"buffers[0]: {list(memory.shape)} of {memory.dtype}, {kind}, "
+                f"{'writable' if flags.writeable else 'read-only'}; must be {list(shape)} of uint8, "
+                "contiguous and writable (one page more than total_num_pages)"
+            )
+        self._memory = memory
+
+    def layer(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
+        """Raises `ValueError`: there are no tensors."""
+        raise ValueError("the pool is plain memory: it has no tensors")
+
+    def copy_pages(self, copies: NDArray[np.int32]) -> None:
+        """Copies whole pages one after the other.
+
+        Args:
+            copies: int32 [copies, 2], source and destination.
+        """
+        for source, destination in copies.tolist():
+            self._memory[destination] = self._memory[source]
+
+    def pages(self) -> torch.Tensor:
+        """Raises `ValueError`: there are no tensors."""
+        raise ValueError("the pool is plain memory: it has no tensors")
+
+    def byte_arrays(self) -> list[NDArray[np.uint8]]:
+        """Every page as bytes, for copies in host memory: uint8 [pages + 1, bytes_per_page]."""
+        return [self._memory]
+
+
+Pool: TypeAlias = DevicePool | PlainPool
+
+
+def pool_for(
+    params: KVCacheParams, num_pages: int, buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None
+) -> Pool:
+    """A new pool, or one that adopts `buffers`: a list of one tensor, or of one numpy array.
+
+    Raises:
+        ImportError: torch is needed and not installed.
+        TypeError: what is given is neither.
+        ValueError: buffers that do not fit.
+    """
+    if isinstance(buffers, list | tuple) and len(buffers) == 1 and isinstance(buffers[0], np.ndarray):
+        return PlainPool(params, num_pages, buffers[0])
+    return DevicePool(params, num_pages, cast("Sequence[torch.Tensor] | None", buffers))
 
 
 def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_bytes: int | None) -> int:

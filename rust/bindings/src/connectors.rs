@@ -2,8 +2,10 @@
 
 use crate::batch::slots_of;
 use crate::ledger::{Ledger, bounds_from};
+use crate::tiered::TieredConnector;
 use crate::tokens::{ids_from, seconds_from};
-use cache_manager::{BlockKey, CopyEnd, SlotId};
+use crate::transfer::Transfer;
+use cache_manager::{BegunLoad, BlockKey, CopyEnd, OuterTier, SlotId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -16,6 +18,9 @@ type Wanted<'py> = (Keys<'py>, usize, Option<Py<PyAny>>);
 
 /// `(slot, first block, copy, pages)` of a load that began.
 type Load = (u32, usize, u64, Vec<u32>);
+
+/// `(slot, copy, transfer)` of a load from a native tier.
+type Begun = (u32, u64, Transfer);
 
 pub(crate) fn keys<'py>(py: Python<'py>, keys: &[BlockKey]) -> Keys<'py> {
     keys.iter().map(|key| (PyBytes::new(py, &key.identity), PyBytes::new(py, &key.guard))).collect()
@@ -43,6 +48,14 @@ impl<'py> FromPyObject<'_, 'py> for Ended {
 
 fn ends(ended: Vec<Ended>) -> Vec<(u64, CopyEnd)> {
     ended.into_iter().map(|Ended(end)| end).collect()
+}
+
+impl Ledger {
+    fn own_tier(&self) -> PyResult<&TieredConnector> {
+        let tier =
+            self.tier.as_ref().ok_or_else(|| PyValueError::new_err("the ledger has no tier of its own"))?;
+        Ok(tier.get())
+    }
 }
 
 #[pymethods]
@@ -85,6 +98,36 @@ impl Ledger {
             (job.slot.0, job.first, job.copy.id.0, job.copy.pages.iter().map(|page| page.0).collect())
         };
         Ok(jobs.into_iter().map(load).collect())
+    }
+
+    /// `alloc`, with what the tier that the ledger asks itself has: `(number of requests, loads that began)`, each
+    /// load as `(slot, copy, transfer)`.
+    fn alloc_from_tier(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        num_tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(usize, Vec<Begun>)> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        let bounds = bounds_from(num_tokens, &slots)?;
+        let mut tier = &self.own_tier()?.core;
+        let begun = self.run(batch.py(), |ledger| ledger.alloc_from(&mut tier, &slots, &bounds))?;
+        let load = |BegunLoad { slot, copy, completion }: BegunLoad| {
+            let pages = copy.pages.iter().map(|page| page.0).collect();
+            (slot.0, copy.id.0, Transfer::new(completion, pages))
+        };
+        Ok((slots.len(), begun.into_iter().map(load).collect()))
+    }
+
+    /// Copies of the tier that have ended since the last call: `(copy, "done" | "failed")` each.
+    fn take_ended(&self) -> PyResult<Vec<(u64, &'static str)>> {
+        let mut tier = &self.own_tier()?.core;
+        let name = |(copy, end)| (copy, if end == CopyEnd::Done { "done" } else { "failed" });
+        Ok(tier.take_ended().into_iter().map(name).collect())
+    }
+
+    /// Whether a copy was begun with the tier and was not among those that have ended.
+    fn is_copying_to_tier(&self, copy: u64) -> PyResult<bool> {
+        Ok(self.own_tier()?.core.is_copying(copy))
     }
 
     /// The argument `completions`: numbers of copies.

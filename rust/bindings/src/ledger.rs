@@ -5,6 +5,7 @@ use crate::context::{RequestKey, TextContext};
 use crate::errors;
 use crate::hashing::seed_from;
 use crate::shared::Shared;
+use crate::tiered::TieredConnector;
 use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::{PolicyError, Priority};
@@ -25,6 +26,8 @@ pub(crate) struct Ledger {
     pub(crate) max_batch_size: usize,
     /// Keys the second identities of blocks; there are tiers beyond the device.
     pub(crate) guard_secret: Option<[u8; 32]>,
+    /// The tier that the ledger asks itself.
+    pub(crate) tier: Option<Py<TieredConnector>>,
     /// Claimed contexts by the dense index of their slot.
     pub(crate) contexts: Mutex<Vec<Option<Py<TextContext>>>>,
     /// Ids of the claimed requests.
@@ -72,6 +75,14 @@ impl Ledger {
         self.shared.with_or_rescue(py, |ledger| ledger.release(slots), |ledger| ledger.abandon(slots))
     }
 
+    /// Hands what was published to the tier that the ledger asks itself, if there is one.
+    fn offload_to_tier(&self, ledger: &mut cache_manager::Ledger) -> Result<(), LedgerError> {
+        match &self.tier {
+            Some(tier) => ledger.offload_to(&mut &tier.get().core),
+            None => Ok(()),
+        }
+    }
+
     /// Takes back the contexts that are still claimed.
     fn end(&self, py: Python<'_>) {
         let slots: Vec<_> = {
@@ -105,7 +116,7 @@ impl Drop for Ledger {
 impl Ledger {
     #[new]
     #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
-                        max_seq_len, max_num_input_tokens, guard_secret, event_buffer_max_size))]
+                        max_seq_len, max_num_input_tokens, guard_secret, tier, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
@@ -121,6 +132,7 @@ impl Ledger {
         max_seq_len: Option<u32>,
         max_num_input_tokens: Option<u32>,
         guard_secret: Option<&Bound<'_, PyAny>>,
+        tier: Option<Py<TieredConnector>>,
         event_buffer_max_size: u32,
     ) -> PyResult<Ledger> {
         if page_size == 0 || pages == 0 || max_batch_size == 0 {
@@ -169,6 +181,7 @@ impl Ledger {
             config,
             max_batch_size,
             guard_secret,
+            tier,
             contexts: Mutex::default(),
             ids: Mutex::default(),
         })
@@ -221,7 +234,10 @@ impl Ledger {
         let slots = slots_of(batch, &self.shared, true)?;
         let tokens = new_tokens.map(new_tokens_from).transpose()?.unwrap_or_default();
         let counts = counts.map(|counts| counts_from(counts, "counts")).transpose()?;
-        self.run(batch.py(), |ledger| ledger.step(&slots, &tokens, counts.as_deref()))
+        self.run(batch.py(), |ledger| {
+            ledger.step(&slots, &tokens, counts.as_deref())?;
+            self.offload_to_tier(ledger)
+        })
     }
 
     fn preempt(&self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -258,7 +274,11 @@ impl Ledger {
     fn commit<'py>(&self, request: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let py = request.py();
         let slot = one_slot_of(request, &self.shared)?;
-        let hashes = self.run(py, |ledger| ledger.commit(slot))?;
+        let hashes = self.run(py, |ledger| {
+            let hashes = ledger.commit(slot)?;
+            self.offload_to_tier(ledger)?;
+            Ok(hashes)
+        })?;
         PyList::new(py, hashes.iter().map(|hash| PyBytes::new(py, hash)))
     }
 }

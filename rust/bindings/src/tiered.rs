@@ -29,7 +29,7 @@ use tiered_connector::job::TierKey;
 ///     ValueError: arrays that are no pool; a size that does not fit, or that not one page fits in.
 #[pyclass(module = "pagekeeper._native", frozen, weakref)]
 pub(crate) struct TieredConnector {
-    core: Core,
+    pub(crate) core: Core,
     pages: usize,
     /// The pool's memory; dropped after `core`, whose threads use it.
     _pool: Vec<Py<PyAny>>,
@@ -144,7 +144,7 @@ impl TieredConnector {
         hint: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(usize, usize)> {
         _ = (replica_idx, hint);
-        Ok((self.core.leading(&keys_of(block_hashes)?).map_err(closed)?, 0))
+        Ok((self.core.leading(keys_of(block_hashes)?).map_err(closed)?, 0))
     }
 
     #[pyo3(signature = (block_ids, block_hashes, replica_idx = 0, hint = None))]
@@ -177,11 +177,6 @@ impl TieredConnector {
         let (pages, blocks) = self.blocks(block_ids, block_hashes)?;
         match self.core.offload(&blocks, Priority::DEFAULT, Step(0), None).map_err(closed)? {
             Offered::Storing(completion) => Ok(Transfer::new(completion, pages)),
-            Offered::Nothing => {
-                let (completer, completion) = completion::pending();
-                completer.finish();
-                Ok(Transfer::new(completion, pages))
-            }
             Offered::Dropped => {
                 Err(errors::named(py, "KVLoadRefused", "the copy lanes have fallen behind".into()))
             }
@@ -191,7 +186,9 @@ impl TieredConnector {
     #[pyo3(signature = (block_hashes, replica_idx = 0))]
     fn touch(&self, block_hashes: &Bound<'_, PyAny>, replica_idx: usize) -> PyResult<()> {
         _ = replica_idx;
-        self.core.touch(&keys_of(block_hashes)?).map_err(closed)
+        let hashes: Vec<u64> = keys_of(block_hashes)?.iter().map(|key| key.hash).collect();
+        self.core.touch(&hashes);
+        Ok(())
     }
 
     /// Does nothing: what is in flight is no page of a forward.

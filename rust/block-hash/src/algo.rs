@@ -73,6 +73,11 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// The first 8 bytes as a big-endian number: the block's key in its chain.
+    pub fn key(&self) -> u64 {
+        u64::from_be_bytes(std::array::from_fn(|byte| self.bytes[byte]))
+    }
+
     pub(crate) fn of_key(key: u64) -> Self {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&key.to_be_bytes());

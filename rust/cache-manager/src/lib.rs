@@ -65,5 +65,5 @@ pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;
 pub use snapshot::EventSnapshot;
 pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
-pub use tiers::OuterTier;
+pub use tiers::{BegunLoad, OuterTier};
 pub use verify::LedgerFault;

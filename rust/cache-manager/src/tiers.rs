@@ -6,17 +6,22 @@ use crate::ledger::Ledger;
 use crate::loads::{BlockKey, LoadJob};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
+use block_pool::{PageId, Priority};
+use completion::Completion;
+use tiered_connector::connector::{Offered, TieredConnector};
+use tiered_connector::job::{Outcome, TierKey};
 
 /// What lies beyond the device, as the ledger asks it. No call waits, and none calls the ledger.
 pub trait OuterTier {
     /// How many leading blocks can be loaded now. The keys are made as they are asked for.
     fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize;
 
-    /// Begins to load blocks into the pages of `job`, in their order. False when nothing was moved and nothing
-    /// will be; otherwise [`OuterTier::take_ended`] tells of the end.
-    fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> bool;
+    /// Begins to load blocks into the pages of `job`, in their order, and gives a handle for whoever waits;
+    /// [`OuterTier::take_ended`] tells of the end. `None` when nothing was moved and nothing will be.
+    fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion>;
 
-    /// Begins to copy the pages of `job` out. False as for [`OuterTier::load`].
+    /// Begins to copy the pages of `job` out, as far as there is room; [`OuterTier::take_ended`] tells of the end.
+    /// False when nothing was moved and nothing will be.
     fn offload(&mut self, keys: &[BlockKey], job: &CopyJob) -> bool;
 
     /// The blocks of these hashes, from the first of their prefix on, were used on the device.
@@ -24,6 +29,51 @@ pub trait OuterTier {
 
     /// Copies that have ended since the last call, and how.
     fn take_ended(&mut self) -> Vec<(u64, CopyEnd)>;
+}
+
+/// A load that a request waits for.
+pub struct BegunLoad {
+    /// The request.
+    pub slot: SlotId,
+    /// The copy.
+    pub copy: CopyJob,
+    /// Its handle.
+    pub completion: Completion,
+}
+
+/// The host tier of one process.
+impl OuterTier for &TieredConnector {
+    fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize {
+        TieredConnector::leading(self, keys.map(|key| tier_key(&key))).unwrap_or(0)
+    }
+
+    fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {
+        TieredConnector::load(self, &blocks(keys, job), job.after, Some(job.id.0)).ok()
+    }
+
+    fn offload(&mut self, keys: &[BlockKey], job: &CopyJob) -> bool {
+        let offered =
+            TieredConnector::offload(self, &blocks(keys, job), Priority::DEFAULT, job.after, Some(job.id.0));
+        !matches!(offered, Ok(Offered::Dropped) | Err(_))
+    }
+
+    fn touch(&mut self, hashes: &[u64]) {
+        TieredConnector::touch(self, hashes);
+    }
+
+    fn take_ended(&mut self) -> Vec<(u64, CopyEnd)> {
+        let ended = self.take_finished().into_iter();
+        let end = |outcome| if outcome == Outcome::Done { CopyEnd::Done } else { CopyEnd::Failed };
+        ended.map(|(copy, outcome)| (copy, end(outcome))).collect()
+    }
+}
+
+fn tier_key(key: &BlockKey) -> TierKey {
+    TierKey { hash: key.identity.key(), guard: key.guard }
+}
+
+fn blocks(keys: &[BlockKey], job: &CopyJob) -> Vec<(TierKey, PageId)> {
+    keys.iter().map(tier_key).zip(job.pages.iter().copied()).collect()
 }
 
 /// How many blocks of each request of a batch are loaded.
@@ -61,12 +111,12 @@ impl Ledger {
         tier: &mut dyn OuterTier,
         batch: &[SlotId],
         num_tokens: &[u32],
-    ) -> Result<Vec<(SlotId, CopyJob)>, LedgerError> {
+    ) -> Result<Vec<BegunLoad>, LedgerError> {
         let jobs = self.alloc_with(batch, num_tokens, Loads::From(tier))?;
         let mut begun = Vec::with_capacity(jobs.len());
         for LoadJob { slot, first, copy } in jobs {
-            if tier.load(&self.keys_of(slot, first, copy.pages.len())?, &copy) {
-                begun.push((slot, copy));
+            if let Some(completion) = tier.load(&self.keys_of(slot, first, copy.pages.len())?, &copy) {
+                begun.push(BegunLoad { slot, copy, completion });
                 continue;
             }
             self.end_copies(&[(copy.id.0, CopyEnd::Refused)])?;

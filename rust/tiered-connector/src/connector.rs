@@ -9,6 +9,7 @@ use crate::lanes::{Ended, Lanes, Transfer};
 use block_pool::{EvictionPolicy, PageId, Priority, Step};
 use completion::Completion;
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashSet;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -45,10 +46,8 @@ pub enum Refused {
 /// What came of an offer of blocks.
 #[derive(Debug)]
 pub enum Offered {
-    /// Some are on their way.
+    /// Those that are not here yet, and for which there are units, are on their way; perhaps none.
     Storing(Completion),
-    /// None is: they are here already, or there is no unit for them.
-    Nothing,
     /// The lanes have fallen behind: the blocks were dropped.
     Dropped,
 }
@@ -81,6 +80,8 @@ struct Inner {
     index: TierIndex,
     /// Transfers that have ended and were asked for by nobody yet.
     transfers: Vec<(u64, Outcome)>,
+    /// Tags of copies that were begun and not asked for.
+    copying: HashSet<u64>,
     dropped_busy: u64,
     closed: bool,
 }
@@ -100,7 +101,13 @@ impl TieredConnector {
     ) -> std::io::Result<TieredConnector> {
         let index = TierIndex::new(units, policy);
         Ok(TieredConnector {
-            inner: Mutex::new(Inner { index, transfers: Vec::new(), dropped_busy: 0, closed: false }),
+            inner: Mutex::new(Inner {
+                index,
+                transfers: Vec::new(),
+                copying: HashSet::new(),
+                dropped_busy: 0,
+                closed: false,
+            }),
             lanes: Lanes::start(lanes, engine)?,
             unit_bytes,
             blocks_a_job: (JOB_BYTES / unit_bytes.max(1)).max(1),
@@ -121,7 +128,7 @@ impl TieredConnector {
     ///
     /// # Errors
     /// In a forked process.
-    pub fn leading(&self, keys: &[TierKey]) -> Result<usize, Closed> {
+    pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
         Ok(self.enter()?.index.leading(keys))
     }
 
@@ -163,24 +170,29 @@ impl TieredConnector {
         }
         let parts = blocks.chunks(self.blocks_a_job);
         let jobs: Vec<Job> = parts.filter_map(|part| inner.index.store(part, priority, after)).collect();
-        if jobs.is_empty() {
-            return Ok(Offered::Nothing);
-        }
         Ok(Offered::Storing(self.begin(&mut inner, jobs, tag)))
     }
 
-    /// The blocks of a prefix, from the first on, were used on the device.
-    ///
-    /// # Errors
-    /// In a forked process.
-    pub fn touch(&self, keys: &[TierKey]) -> Result<(), Closed> {
-        self.enter()?.index.touch(keys);
-        Ok(())
+    /// The blocks of these hashes, from the first of their prefix on, were used on the device.
+    pub fn touch(&self, hashes: &[u64]) {
+        if let Ok(mut inner) = self.enter() {
+            inner.index.touch(hashes);
+        }
+    }
+
+    /// Whether the copy of this tag has not been told of by [`TieredConnector::take_finished`] yet.
+    pub fn is_copying(&self, tag: u64) -> bool {
+        self.enter().is_ok_and(|inner| inner.copying.contains(&tag))
     }
 
     /// Copies with a tag that have ended since the last call, and how.
     pub fn take_finished(&self) -> Vec<(u64, Outcome)> {
-        self.enter().map_or_else(|_| Vec::new(), |mut inner| std::mem::take(&mut inner.transfers))
+        let Ok(mut inner) = self.enter() else { return Vec::new() };
+        let finished = std::mem::take(&mut inner.transfers);
+        for (tag, _) in &finished {
+            inner.copying.remove(tag);
+        }
+        finished
     }
 
     /// Forgets every block, those on their way included. The cost does not grow with their number.
@@ -238,6 +250,7 @@ impl TieredConnector {
 
     fn begin(&self, inner: &mut Inner, jobs: Vec<Job>, tag: Option<u64>) -> Completion {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+        inner.copying.extend(tag);
         let (transfer, completion) = Transfer::of(jobs.len(), tag);
         let outcome = match ids.len() {
             0 => Outcome::Done,

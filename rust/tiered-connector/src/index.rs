@@ -99,15 +99,8 @@ impl TierIndex {
     }
 
     /// How many leading blocks can be read now.
-    pub fn leading(&self, keys: &[TierKey]) -> usize {
-        let mut ahead = keys.iter().skip(AHEAD);
-        let found = keys.iter().take_while(|key| {
-            if let Some(later) = ahead.next() {
-                self.table.prefetch(later.hash);
-            }
-            self.contains(key)
-        });
-        found.count()
+    pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> usize {
+        keys.into_iter().take_while(|key| self.contains(key)).count()
     }
 
     /// Plans to store blocks, in the order of their prefix, each with the page that holds it. Blocks that are here
@@ -181,10 +174,11 @@ impl TierIndex {
         true
     }
 
-    /// The blocks of a prefix were used on the device: those that are here count as used just now.
-    pub fn touch(&mut self, keys: &[TierKey]) {
-        for key in keys.iter().rev() {
-            if let Some(unit) = self.find(key) {
+    /// The blocks of these hashes, in the order of their prefix, were used on the device: those that are here
+    /// count as used just now.
+    pub fn touch(&mut self, hashes: &[u64]) {
+        for &hash in hashes.iter().rev() {
+            if let Some(unit) = self.owner(hash) {
                 self.slab.refresh(page(unit));
             }
         }

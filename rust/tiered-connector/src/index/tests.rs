@@ -35,8 +35,8 @@ fn a_block_is_found_once_its_store_is_done() {
 
     assert!(index.apply(job.id, &Outcome::Done));
     assert_eq!((here(&index, 0..5), index.blocks()), (vec![1, 2], 2));
-    assert_eq!(index.leading(&[key(1), key(2), key(3)]), 2);
-    assert_eq!(index.leading(&[key(3), key(1)]), 0);
+    assert_eq!(index.leading([key(1), key(2), key(3)]), 2);
+    assert_eq!(index.leading([key(3), key(1)]), 0);
     assert!(!index.apply(job.id, &Outcome::Done), "it has ended already");
 }
 
@@ -83,7 +83,7 @@ fn the_least_recently_used_block_makes_room_and_a_prefix_goes_from_its_tail() {
     let mut index = index(4);
     stored(&mut index, [1, 2]);
     stored(&mut index, [3, 4]);
-    index.touch(&[key(1), key(2)]);
+    index.touch(&[1, 2]);
     stored(&mut index, [5]);
     assert_eq!(here(&index, 0..9), [1, 2, 3, 5], "4 was the tail of the older prefix");
     stored(&mut index, [6, 7]);

@@ -1,0 +1,126 @@
+"""Tiers in Rust: made from a configuration, and driven by the ledger itself.
+
+The ledger asks the tier in `alloc` and hands it what `step` publishes, without Python in between. What is
+left here is what Python is told: transfers, and which requests are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pagekeeper._native import TieredConnector
+from pagekeeper.outer_tiers import OuterTiers
+from pagekeeper.transfers import COMPLETED, KVConnectorTransfer, LoadTransfer
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from pagekeeper._native import Ledger
+    from pagekeeper.calls import Batch
+    from pagekeeper.connector_config import KVConnectorConfig
+    from pagekeeper.params import EvictionPolicy
+    from pagekeeper.pools import Pool
+
+__all__ = ["NativeTiers", "tiered_connector"]
+
+
+def tiered_connector(
+    config: KVConnectorConfig | None, pool: Pool | None, policy: EvictionPolicy
+) -> TieredConnector | None:
+    """The connector of a configuration; None for `null`.
+
+    Args:
+        config: a configuration.
+        pool: the device pool.
+        policy: which block of a tier goes next.
+
+    Raises:
+        ValueError: what is not there yet, a size that does not fit, or no pool.
+    """
+    if config is None or config.type == "null":
+        return None
+    where = "kv_connector_config"
+    if config.type != "rust_tiered":
+        raise ValueError(
+            f"{where}.type={config.type.value!r}: is not there yet; must be 'null' or 'rust_tiered'"
+        )
+    if config.disk_offload_dir is not None or config.disk_offload_max_gb:
+        raise ValueError(f"{where}.disk_offload_dir, disk_offload_max_gb: there is no disk tier yet")
+    if config.write_policy != "write_through":
+        raise ValueError(
+            f"{where}.write_policy={config.write_policy!r}: is not there yet; must be 'write_through'"
+        )
+    if pool is None:
+        raise ValueError(
+            f"{where}.type='rust_tiered': needs the pool that it copies from; "
+            "leave out allocate_pools=False, or give buffers"
+        )
+    gb = config.host_offload_max_gb
+    return TieredConnector(
+        pages=pool.byte_arrays(),
+        host_bytes=None if gb is None else int(min(gb * 2**30, 2**62)),
+        policy=policy.value,
+        lanes=config.num_copy_lanes,
+    )
+
+
+class NativeTiers(OuterTiers):
+    """What the manager does with a tier that its ledger asks itself.
+
+    Args:
+        core: the ledger.
+        connector: its tier.
+        page_size: tokens a block.
+        most_tokens: most tokens that one request may have.
+    """
+
+    def __init__(self, core: Ledger, connector: TieredConnector, page_size: int, most_tokens: int) -> None:
+        super().__init__(core, connector, page_size, most_tokens)
+        self._ended: dict[int, str] = {}
+        """How copies ended that the ledger has not been told of."""
+
+    def alloc(
+        self, batch: Batch, num_tokens: int | ArrayLike | None, *, plan: bool = True
+    ) -> list[KVConnectorTransfer]:
+        """`PagedKVCacheManager.alloc` of one request or several.
+
+        Without `plan` it only begins loads.
+        """
+        if not plan:
+            return super().alloc(batch, num_tokens, plan=False)
+        count, begun = self._core.alloc_from_tier(batch, num_tokens)
+        transfers: list[KVConnectorTransfer] = [COMPLETED] * count
+        if begun:
+            place = {slot: position for position, slot in enumerate(self._core.slots(batch))}
+            for slot, copy, transfer in begun:
+                self._wait_for(copy, slot)
+                transfers[place[slot]] = LoadTransfer(copy, transfer.block_ids, transfer)
+        return transfers
+
+    def offload(self) -> None:
+        """Does nothing: the ledger has handed over what it published."""
+
+    def ends(self, copies: Iterable[int] | None) -> list[tuple[int, str]]:
+        """How each of these copies ended, as the ledger is told; None: all that have ended here.
+
+        Raises:
+            ValueError: a copy is still in flight here.
+        """
+        self._ended.update(self._core.take_ended())
+        if copies is None:
+            loads_first = sorted(self._ended.items(), key=lambda end: end[0] not in self._loads)
+            return [*super().ends(None), *loads_first]
+        copies = list(copies)
+        for copy in copies:
+            if self._core.is_copying_to_tier(copy):
+                raise ValueError(f"completions: transfer {copy} is still in flight")
+        rest = dict(super().ends(copy for copy in copies if copy not in self._ended))
+        return [(copy, self._ended.get(copy) or rest[copy]) for copy in copies]
+
+    def settle(self, ends: Iterable[tuple[int, str]], slots: Iterable[int]) -> None:
+        """The ledger was told of `ends`; the requests under `slots` waited for them."""
+        ends = list(ends)
+        super().settle(ends, slots)
+        for copy, _ in ends:
+            self._ended.pop(copy, None)
