@@ -26,9 +26,6 @@ FULL: dict[str, Any] = {
     "num_disk_workers": 8,
     "fsync": "always",
     "block_store_endpoint": ENDPOINT,
-    "write_policy": "selective",
-    "selective_min_hits": 3,
-    "selective_min_priority": 80,
     "num_copy_lanes": 2,
 }
 """Every field with another value than its default."""
@@ -60,9 +57,6 @@ def test_without_arguments_every_field_has_its_default() -> None:
         "num_disk_workers": 32,
         "fsync": "batch",
         "block_store_endpoint": None,
-        "write_policy": "write_through",
-        "selective_min_hits": 2,
-        "selective_min_priority": None,
         "num_copy_lanes": 1,
     }
 
@@ -120,8 +114,6 @@ def test_the_warning_leads_to_the_users_line_whichever_way_the_name_goes(
         ("host_offload_max_gb", math.ulp(0.0)),
         ("disk_offload_max_gb", 0),
         ("num_disk_workers", 1),
-        ("selective_min_hits", 1),
-        ("selective_min_priority", 0),
         ("num_copy_lanes", 1),
     ],
 )
@@ -135,8 +127,6 @@ def test_the_least_value_of_a_range_is_accepted(field: str, least: float) -> Non
         ("host_offload_max_gb", sys.float_info.max),
         ("disk_offload_max_gb", sys.float_info.max),
         ("num_disk_workers", 2**31 - 1),
-        ("selective_min_hits", 2**31 - 1),
-        ("selective_min_priority", 100),
         ("num_copy_lanes", 64),
     ],
 )
@@ -151,9 +141,7 @@ def test_a_size_is_kept_as_a_float_whatever_number_it_was(field: str, given: Any
     assert (type(kept), kept) == (float, 2.0)
 
 
-@pytest.mark.parametrize(
-    "field", ["num_disk_workers", "selective_min_hits", "selective_min_priority", "num_copy_lanes"]
-)
+@pytest.mark.parametrize("field", ["num_disk_workers", "num_copy_lanes"])
 def test_numpy_integers_are_kept_as_plain_ones(field: str) -> None:
     kept = getattr(make(**{field: np.uint16(7)}), field)
     assert (type(kept), kept) == (int, 7)
@@ -168,11 +156,6 @@ def test_a_directory_is_kept_as_a_string(given: Any) -> None:
 @pytest.mark.parametrize("fsync", ["batch", "none", "always"])
 def test_a_way_to_sync_is_one_of_three(fsync: Any) -> None:
     assert make(fsync=fsync).fsync == fsync
-
-
-@pytest.mark.parametrize("policy", ["write_through", "on_evict", "selective"])
-def test_a_write_policy_is_one_of_three(policy: Any) -> None:
-    assert make(write_policy=policy).write_policy == policy
 
 
 def test_fields_that_a_type_has_no_use_for_are_accepted() -> None:
@@ -195,7 +178,6 @@ def test_the_endpoint_does_not_show_in_the_printed_form() -> None:
 ABOVE_0 = "a finite number of GiB above 0, or None"
 FROM_0 = "a finite number of GiB from 0, or None"
 WHOLE = "a whole number from 1 to 2**31 - 1"
-PRIORITY = "a whole number from 0 to 100, or None"
 PATH = "a path (a str that is not empty, an os.PathLike), or None"
 NO_NUMBERS: list[object] = [True, np.True_, "3", b"3", [3], 3j]
 
@@ -213,12 +195,8 @@ NO_NUMBERS: list[object] = [True, np.True_, "3", b"3", [3], 3j]
         *(("disk_offload_max_gb", value, FROM_0) for value in NO_NUMBERS),
         *(("disk_offload_dir", value, PATH) for value in ["", "kv\0", "\udcff", b"kv", 3, True, ["kv"]]),
         *(("num_disk_workers", value, WHOLE) for value in [0, -1, 2**31, 8.0, None, *NO_NUMBERS]),
-        *(("selective_min_hits", value, WHOLE) for value in [0, -1, 2**31, 2.0, None, *NO_NUMBERS]),
-        *(("selective_min_priority", value, PRIORITY) for value in [-1, 101, 35.0, *NO_NUMBERS]),
         *(("num_copy_lanes", value, "a whole number from 1 to 64") for value in [0, 65, None, *NO_NUMBERS]),
         *(("fsync", value, "one of 'batch', 'none', 'always'") for value in ["never", None, True, ["none"]]),
-        ("write_policy", "write_back", "one of 'write_through', 'on_evict', 'selective'"),
-        ("write_policy", None, "one of 'write_through', 'on_evict', 'selective'"),
         *(
             ("block_store_endpoint", value, "an address such as 'tcp://host:port', or None")
             for value in ["", "\udcff", b"tcp://a:1", 6379]

@@ -37,6 +37,10 @@ def test_only_the_geometry_has_to_be_given() -> None:
         "eviction_policy": "priority_lru",
         "default_retention_priority": 35,
         "event_buffer_max_size": 0,
+        "write_policy": "write_through",
+        "selective_min_hits": 2,
+        "selective_min_priority": None,
+        "secondary_offload_min_priority": 35,
         "kv_connector_config": None,
     }
 

@@ -7,12 +7,21 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pagekeeper import KVConnectorConfig, MHAKVCacheParams, PagedKVCacheManager, RequestID, TextContext
+from pagekeeper import (
+    KVConnectorConfig,
+    MHAKVCacheParams,
+    PagedKVCacheManager,
+    RequestID,
+    RetentionConfig,
+    TextContext,
+    TokenRangeRetention,
+)
 
 PAGE_SIZE = 4
 BYTES = 2 * PAGE_SIZE * 4 * 4
@@ -22,13 +31,14 @@ BYTES = 2 * PAGE_SIZE * 4 * 4
 class Served:
     """A cache on plain memory whose forward writes f(prefix) into the page of each block."""
 
-    def __init__(self, pages: int, units: int, lanes: int = 2) -> None:
+    def __init__(self, pages: int, units: int, lanes: int = 2, **options: Any) -> None:
         params = MHAKVCacheParams(
             dtype="float32",
             n_kv_heads=1,
             head_dim=4,
             num_layers=1,
             page_size=PAGE_SIZE,
+            **options,
             kv_connector_config=KVConnectorConfig(
                 type="rust_tiered", host_offload_max_gb=units * BYTES / 2**30, num_copy_lanes=lanes
             ),
@@ -39,10 +49,10 @@ class Served:
             params, total_num_pages=pages, max_batch_size=4, allocate_pools=False, buffers=[self.memory]
         )
 
-    def serve(self, prompt: list[int]) -> int:
+    def serve(self, prompt: list[int], **options: Any) -> int:
         """Computes what is not cached, checks what is, and waits for offloads. Tokens that were cached."""
         kv = self.kv
-        ctx = TextContext(request_id=RequestID(), tokens=prompt)
+        ctx = TextContext(request_id=RequestID(), tokens=prompt, **options)
         kv.claim(ctx)
         transfer = kv.alloc(ctx)
         if ctx.active_length == 0:
@@ -118,6 +128,57 @@ def test_the_least_recently_used_blocks_leave_the_tier_the_tail_first() -> None:
     served.serve(second)
     served.kv.truncate_prefix([])
     assert served.serve(first) == 8, "two blocks of its tail made room for the second prompt"
+
+
+def stored(served: Served) -> int:
+    return served.kv.metrics()["connector_host_stored_blocks"]
+
+
+def test_under_selective_a_block_goes_at_the_hit_that_is_asked_for() -> None:
+    served = Served(pages=16, units=32, write_policy="selective", selective_min_hits=2)
+    prompt = prompt_of(1, 4)
+    counts = []
+    for _ in range(4):
+        served.serve(prompt)
+        counts.append(stored(served))
+    assert counts == [0, 0, 4, 4], "it was hit for the second time when it was served for the third"
+    served.kv.truncate_prefix([])
+    served.memory[:] = 0
+    assert served.serve(prompt) == 16
+
+
+def test_under_selective_a_block_of_a_high_priority_goes_at_once() -> None:
+    served = Served(pages=16, units=32, write_policy="selective", selective_min_priority="high")
+    kept = RetentionConfig([TokenRangeRetention(0, 8, priority=80)])
+    served.serve(prompt_of(1, 4), retention=kept)
+    assert stored(served) == 2
+    served.kv.truncate_prefix([])
+    assert served.serve(prompt_of(1, 4)) == 8
+
+
+def test_under_on_evict_blocks_go_before_the_device_needs_their_pages() -> None:
+    served = Served(pages=16, units=64, write_policy="on_evict")
+    served.serve(prompt_of(1, 3))
+    assert stored(served) == 0, "nothing is going to be evicted"
+    for number in range(2, 30):
+        served.serve([number])  # a page each, which is free again at once
+        served.serve(prompt_of(number, 1))
+    # 3 + 28 blocks were published on 16 pages: what left them is in the tier.
+    for number, blocks in [(1, 3), *((number, 1) for number in range(2, 30))]:
+        reuse = served.kv.analyze_prefix_reuse(prompt_of(number, blocks))
+        assert reuse.reusable_blocks_all == blocks, number
+    assert served.kv.metrics()["evictions"] >= 15
+    served.kv.truncate_prefix([])
+    served.memory[:] = 0
+    assert served.serve(prompt_of(1, 3)) == 12
+    assert served.kv.metrics()["loaded_blocks"] == 3
+
+
+def test_under_on_evict_blocks_of_a_low_priority_are_dropped() -> None:
+    served = Served(pages=8, units=64, write_policy="on_evict", secondary_offload_min_priority="high")
+    for number in range(1, 20):
+        served.serve(prompt_of(number, 1))
+    assert stored(served) == 0
 
 
 def test_a_reset_forgets_the_tier_too() -> None:
@@ -246,7 +307,6 @@ served.serve(prompt_of(1, 150))
     [
         ({"type": "dkv", "block_store_endpoint": "tcp://127.0.0.1:1"}, "not there yet"),
         ({"type": "rust_tiered", "disk_offload_max_gb": 1}, "no disk tier yet"),
-        ({"type": "rust_tiered", "write_policy": "on_evict"}, "not there yet"),
         ({"type": "rust_tiered", "host_offload_max_gb": 1e9}, "may still be used"),
         ({"type": "rust_tiered", "host_offload_max_gb": 1e-8}, "one unit takes 128"),
     ],

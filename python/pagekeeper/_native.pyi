@@ -153,6 +153,9 @@ class Ledger:
         max_num_input_tokens: int | None,
         guard_secret: bytes | None,
         tier: TieredConnector | None,
+        write_policy: str,
+        min_hits: int,
+        min_priority: int | None,
         event_buffer_max_size: int,
     ) -> Ledger: ...
     def max_pages_per_request(self, num_draft_tokens: int) -> int:

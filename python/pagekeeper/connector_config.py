@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationInfo
 
-__all__ = ["Fsync", "KVConnectorConfig", "KVConnectorType", "WritePolicy"]
+__all__ = ["Fsync", "KVConnectorConfig", "KVConnectorType"]
 
 Fsync: TypeAlias = Literal["batch", "none", "always"]
-WritePolicy: TypeAlias = Literal["write_through", "on_evict", "selective"]
 
 
 class KVConnectorType(StrEnum):
@@ -70,11 +69,6 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
             "none" whenever the system does.
         block_store_endpoint: address of the distributed store, such as "tcp://host:port" or "ipc:///path".
             "dkv" needs one. It may hold a password: the printed form leaves it out.
-        write_policy: when blocks go to host memory: "write_through" all when they are published, "on_evict"
-            when the device evicts them, "selective" those that were hit often or have a high priority.
-        selective_min_hits: for "selective", hits after which a block goes, at least 1.
-        selective_min_priority: for "selective", the retention priority, 0 to 100, from which a block goes
-            without hits. None is no such priority.
         num_copy_lanes: threads that copy between device and host, 1 to 64.
 
     Raises:
@@ -92,9 +86,6 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
     num_disk_workers: int = 32
     fsync: Fsync = "batch"
     block_store_endpoint: str | None = Field(default=None, repr=False)
-    write_policy: WritePolicy = "write_through"
-    selective_min_hits: int = 2
-    selective_min_priority: int | None = None
     num_copy_lanes: int = 1
 
     if TYPE_CHECKING:  # what may be given is wider than what is kept
@@ -109,9 +100,6 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
             num_disk_workers: int = 32,
             fsync: Fsync = "batch",
             block_store_endpoint: str | None = None,
-            write_policy: WritePolicy = "write_through",
-            selective_min_hits: int = 2,
-            selective_min_priority: int | None = None,
             num_copy_lanes: int = 1,
         ) -> None: ...
 
@@ -269,8 +257,5 @@ _PARSERS: dict[str, _Parser] = {
     "num_disk_workers": whole_number,
     "fsync": _one_of(*get_args(Fsync)),
     "block_store_endpoint": _optional(_endpoint),
-    "write_policy": _one_of(*get_args(WritePolicy)),
-    "selective_min_hits": whole_number,
-    "selective_min_priority": _optional(partial(whole_number, least=0, most=100)),
     "num_copy_lanes": partial(whole_number, most=64),
 }

@@ -142,6 +142,13 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
             max_num_input_tokens=self.max_num_input_tokens,
             guard_secret=None if self._connector is None else secrets.token_bytes(32),
             tier=own_tier,
+            write_policy=params.write_policy,
+            min_hits=params.selective_min_hits,
+            min_priority=(
+                params.secondary_offload_min_priority
+                if params.write_policy == "on_evict"
+                else params.selective_min_priority
+            ),
             event_buffer_max_size=params.event_buffer_max_size,
         )
         most = min(pages * params.page_size, self.max_seq_len or 2**31)

@@ -47,10 +47,6 @@ def tiered_connector(
         )
     if config.disk_offload_dir is not None or config.disk_offload_max_gb:
         raise ValueError(f"{where}.disk_offload_dir, disk_offload_max_gb: there is no disk tier yet")
-    if config.write_policy != "write_through":
-        raise ValueError(
-            f"{where}.write_policy={config.write_policy!r}: is not there yet; must be 'write_through'"
-        )
     if pool is None:
         raise ValueError(
             f"{where}.type='rust_tiered': needs the pool that it copies from; "

@@ -28,12 +28,14 @@ __all__ = [
     "MHAKVCacheParams",
     "OnDuplicate",
     "Priority",
+    "WritePolicy",
     "parse_priority",
     "whole_number",
 ]
 
 HashAlgorithm: TypeAlias = Literal["ahash64", "sha256", "sha256_64"]
 OnDuplicate: TypeAlias = Literal["adopt", "private"]
+WritePolicy: TypeAlias = Literal["write_through", "on_evict", "selective"]
 Priority: TypeAlias = int | Literal["low", "medium", "high"]
 
 _Given = TypeVar("_Given")
@@ -74,6 +76,14 @@ class KVCacheParams(ABC):
         default_retention_priority: 0 (evicted first) to 100, or "low" (20), "medium" (35), "high" (80).
         event_buffer_max_size: most events kept until `get_latest_events` takes them; the oldest are dropped
             first. 0 records none. An event of stored blocks holds their tokens: 4 bytes each.
+        write_policy: when blocks go to the tiers of `kv_connector_config`: "write_through" all when they are
+            published; "selective" those of a high priority then, others when they were hit often; "on_evict"
+            shortly before the device evicts them.
+        selective_min_hits: for "selective", the hit, from 1, at which a block goes.
+        selective_min_priority: for "selective", the retention priority from which a block goes without a
+            hit. None is no such priority.
+        secondary_offload_min_priority: for "on_evict", the retention priority from which a block goes; others
+            are dropped.
         kv_connector_config: where blocks go beyond the device: a `KVConnectorConfig`, a mapping of its
             fields, or the name of a `KVConnectorType`. "rust_tiered" needs `enable_prefix_caching`. None is
             nowhere.
@@ -95,6 +105,10 @@ class KVCacheParams(ABC):
     eviction_policy: EvictionPolicy
     default_retention_priority: int
     event_buffer_max_size: int
+    write_policy: WritePolicy
+    selective_min_hits: int
+    selective_min_priority: int | None
+    secondary_offload_min_priority: int
     kv_connector_config: KVConnectorConfig | None
 
     def __init__(
@@ -112,6 +126,10 @@ class KVCacheParams(ABC):
         eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
         event_buffer_max_size: int = 0,
+        write_policy: WritePolicy = "write_through",
+        selective_min_hits: int = 2,
+        selective_min_priority: Priority | None = None,
+        secondary_offload_min_priority: Priority = 35,
         kv_connector_config: KVConnectorConfig | Mapping[str, object] | str | None = None,
     ) -> None:
         self._keep("dtype", dtype, DType.parse)
@@ -126,6 +144,10 @@ class KVCacheParams(ABC):
         self._keep("eviction_policy", eviction_policy, _parse_policy)
         self._keep("default_retention_priority", default_retention_priority, parse_priority)
         self._keep("event_buffer_max_size", event_buffer_max_size, partial(_parse_count, least=0))
+        self._keep("write_policy", write_policy, _parse_choice(get_args(WritePolicy)))
+        self._keep("selective_min_hits", selective_min_hits, _parse_count)
+        self._keep("selective_min_priority", selective_min_priority, _parse_priority_or_none)
+        self._keep("secondary_offload_min_priority", secondary_offload_min_priority, parse_priority)
         connector = None if kv_connector_config is None else _parse_connector(kv_connector_config)
         object.__setattr__(self, "kv_connector_config", connector)  # past the freeze
         if connector is not None and connector.type == "rust_tiered" and not self.enable_prefix_caching:
@@ -193,6 +215,10 @@ class MHAKVCacheParams(KVCacheParams):
         eviction_policy: EvictionPolicy | str = EvictionPolicy.PRIORITY_LRU,
         default_retention_priority: Priority = 35,
         event_buffer_max_size: int = 0,
+        write_policy: WritePolicy = "write_through",
+        selective_min_hits: int = 2,
+        selective_min_priority: Priority | None = None,
+        secondary_offload_min_priority: Priority = 35,
         kv_connector_config: KVConnectorConfig | Mapping[str, object] | str | None = None,
     ) -> None:
         super().__init__(
@@ -208,6 +234,10 @@ class MHAKVCacheParams(KVCacheParams):
             eviction_policy=eviction_policy,
             default_retention_priority=default_retention_priority,
             event_buffer_max_size=event_buffer_max_size,
+            write_policy=write_policy,
+            selective_min_hits=selective_min_hits,
+            selective_min_priority=selective_min_priority,
+            secondary_offload_min_priority=secondary_offload_min_priority,
             kv_connector_config=kv_connector_config,
         )
         self._keep("n_kv_heads", n_kv_heads, _parse_count)
@@ -316,6 +346,10 @@ def parse_priority(value: object) -> int:
     if priority is None or not 0 <= priority <= 100:
         raise ValueError("must be a whole number from 0 to 100, 'low' (20), 'medium' (35) or 'high' (80)")
     return priority
+
+
+def _parse_priority_or_none(value: object) -> int | None:
+    return None if value is None else parse_priority(value)
 
 
 def _integer(value: object) -> int | None:

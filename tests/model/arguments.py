@@ -86,6 +86,10 @@ PARAMS: Arguments = dict(
     eviction_policy="priority_lru",
     default_retention_priority=35,
     event_buffer_max_size=0,
+    write_policy="selective",
+    selective_min_hits=1,
+    selective_min_priority=1,
+    secondary_offload_min_priority=35,
     kv_connector_config="null",
 )
 CONNECTOR: Arguments = dict(
@@ -96,9 +100,6 @@ CONNECTOR: Arguments = dict(
     num_disk_workers=1,
     fsync="batch",
     block_store_endpoint="tcp://a:1",
-    write_policy="selective",
-    selective_min_hits=1,
-    selective_min_priority=1,
     num_copy_lanes=1,
 )
 MANAGER: Arguments = dict(
@@ -442,6 +443,7 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "block_store_endpoint": fixed(ADDRESS),
     "write_policy": fixed(WORD),
     "selective_min_hits": fixed(SIZE | NOTHING),
+    "secondary_offload_min_priority": fixed(COUNT | NOTHING | {"101": 101}),
     "selective_min_priority": fixed(COUNT | without(NOTHING, "None") | {"101": 101}),
     "num_copy_lanes": fixed(SIZE | NOTHING | {"65": 65}),
     "dtype": fixed(WORD),

@@ -9,7 +9,7 @@ use crate::tiered::TieredConnector;
 use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::{PolicyError, Priority};
-use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId};
+use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, WritePolicy};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -95,6 +95,19 @@ impl Ledger {
     }
 }
 
+fn write_policy_from(name: &str, min_hits: u32, min_priority: Option<i64>) -> PyResult<WritePolicy> {
+    let min_priority = min_priority.map(Priority::new).transpose();
+    let min_priority = min_priority.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    match (name, min_priority) {
+        ("write_through", _) => Ok(WritePolicy::WriteThrough),
+        ("selective", min_priority) => Ok(WritePolicy::Selective { min_hits, min_priority }),
+        ("on_evict", Some(min_priority)) => Ok(WritePolicy::OnEvict { min_priority }),
+        _ => Err(PyValueError::new_err(format!(
+            "write_policy={name:?}: must be 'write_through', 'selective', or 'on_evict' with a priority"
+        ))),
+    }
+}
+
 /// The argument `num_tokens` of `alloc`.
 pub(crate) fn bounds_from(given: Option<&Bound<'_, PyAny>>, slots: &[SlotId]) -> PyResult<Vec<u32>> {
     let Some(given) = given else { return Ok(Vec::new()) };
@@ -116,7 +129,7 @@ impl Drop for Ledger {
 impl Ledger {
     #[new]
     #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
-                        max_seq_len, max_num_input_tokens, guard_secret, tier, event_buffer_max_size))]
+                        max_seq_len, max_num_input_tokens, guard_secret, tier, write_policy, min_hits, min_priority, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
@@ -133,6 +146,9 @@ impl Ledger {
         max_num_input_tokens: Option<u32>,
         guard_secret: Option<&Bound<'_, PyAny>>,
         tier: Option<Py<TieredConnector>>,
+        write_policy: &str,
+        min_hits: u32,
+        min_priority: Option<i64>,
         event_buffer_max_size: u32,
     ) -> PyResult<Ledger> {
         if page_size == 0 || pages == 0 || max_batch_size == 0 {
@@ -172,6 +188,7 @@ impl Ledger {
             priority: Priority::new(priority).map_err(|error| PyValueError::new_err(error.to_string()))?,
             max_seq_len,
             max_num_input_tokens,
+            write_policy: write_policy_from(write_policy, min_hits, min_priority)?,
             event_buffer_max_size,
         };
         let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));

@@ -78,7 +78,8 @@ impl Identity {
         u64::from_be_bytes(std::array::from_fn(|byte| self.bytes[byte]))
     }
 
-    pub(crate) fn of_key(key: u64) -> Self {
+    /// That of a 64-bit hash.
+    pub fn of_key(key: u64) -> Self {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&key.to_be_bytes());
         Self { bytes, len: 8 }

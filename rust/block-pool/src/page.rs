@@ -73,6 +73,8 @@ impl Flags {
     pub(crate) const TIMED: Flags = Flags(2);
     /// A request hit the page while it stood for its node.
     pub(crate) const REUSED: Flags = Flags(4);
+    /// The block was offered to another tier.
+    pub(crate) const OFFERED: Flags = Flags(8);
 
     #[inline]
     pub(crate) fn has(self, flag: Flags) -> bool {
@@ -100,4 +102,6 @@ pub(crate) struct ColdPage {
     pub(crate) mark: u32,
     /// Step whose forward wrote the block that was published last.
     pub(crate) published: Step,
+    /// Hits that were counted since, see [`Slab::count_hit`](crate::Slab::count_hit).
+    pub(crate) hits: u32,
 }

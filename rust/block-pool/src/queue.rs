@@ -318,6 +318,29 @@ impl EvictionQueues {
         Some(older(pages, next, older(pages, protected.first, moved_protected.first)))
     }
 
+    /// The cached pages that go next, at most `count`, without a change to any list.
+    pub(crate) fn next_cached(&self, pages: &[Page], count: usize) -> Vec<PageId> {
+        let mut next = Vec::with_capacity(count);
+        let after = |page: PageId| pages[page.index()].next;
+        let levels = (1..LEVELS as u16).map(|level| QueueId(4 * level));
+        for level in levels.filter(|level| self.occupied & level.bit() != 0) {
+            let lists = self.level(level);
+            let mut heads = lists.map(|list| list.first);
+            let [mut waiting, mut kept] = [lists[0].len + lists[1].len, lists[2].len + lists[3].len];
+            while next.len() < count && waiting + kept > 0 {
+                let [probation, protected] = [0, 2].map(|list| older(pages, heads[list], heads[list + 1]));
+                let few = protected_are_few(kept, waiting);
+                let victim = if few { probation } else { older(pages, probation, protected) };
+                *(if victim == probation { &mut waiting } else { &mut kept }) -= 1;
+                if let Some(head) = heads.iter_mut().find(|head| **head == victim) {
+                    *head = after(victim);
+                }
+                next.push(victim);
+            }
+        }
+        next
+    }
+
     /// The four lists of a level.
     #[inline]
     fn level(&self, queue: QueueId) -> &[List; 4] {

@@ -244,6 +244,7 @@ impl Slab {
         }
         if record.flags.has(Flags::PINNED) {
             self.in_flight += 1;
+            self.stamp(page);
         } else {
             self.enqueue(page);
         }
@@ -279,6 +280,38 @@ impl Slab {
         idle
     }
 
+    /// [`Slab::unpin`] that leaves the page's place in the order of release as it was.
+    pub fn unpin_in_place(&mut self, page: PageId) {
+        let stamp = self.pages[page.index()].stamp;
+        if self.unpin(page) && self.is_cached(&self.pages[page.index()]) {
+            self.queues.remove(&mut self.pages, page);
+            self.pages[page.index()].stamp = stamp;
+            let home = self.home(&self.pages[page.index()]);
+            self.queues.insert(&mut self.pages, page, home);
+        }
+    }
+
+    /// Counts a hit of what `page` stands for; gives how many were counted.
+    pub fn count_hit(&mut self, page: PageId) -> u32 {
+        let hits = &mut self.cold[page.index()].hits;
+        *hits = hits.saturating_add(1);
+        *hits
+    }
+
+    /// The cached pages that [`Slab::take`] would hand out next, at most `count`, after all that stand for
+    /// nothing.
+    pub fn victims(&self, count: usize) -> Vec<PageId> {
+        self.queues.next_cached(&self.pages, count)
+    }
+
+    /// Whether what `page` stands for was offered to another tier; notes that it is, or is not.
+    pub fn set_offered(&mut self, page: PageId, offered: bool) -> bool {
+        let flags = &mut self.pages[page.index()].flags;
+        let before = flags.has(Flags::OFFERED);
+        flags.set(Flags::OFFERED, offered);
+        before
+    }
+
     /// The referenced, uncached `page` now stands for `node`. `last_use` is the last step whose forward
     /// may write it: whoever shares the page from now on did not take part in that step.
     #[inline]
@@ -290,7 +323,9 @@ impl Slab {
         record.stamp = self.queues.tick();
         record.last_use = record.last_use.max(last_use);
         record.flags.set(Flags::REUSED, false);
-        self.cold[page.index()].published = last_use;
+        record.flags.set(Flags::OFFERED, false);
+        let cold = &mut self.cold[page.index()];
+        (cold.published, cold.hits) = (last_use, 0);
     }
 
     /// `page` stands for nothing any more; when it is evictable it goes before every cached page.
@@ -396,6 +431,14 @@ impl Slab {
         let first = record.mark != self.marks;
         record.mark = self.marks;
         first
+    }
+
+    /// Counts a page that a transfer holds as released just now.
+    fn stamp(&mut self, page: PageId) {
+        if !self.is_cached(&self.pages[page.index()]) {
+            self.pages[page.index()].forget();
+        }
+        self.pages[page.index()].stamp = self.queues.tick();
     }
 
     #[inline]

@@ -19,6 +19,8 @@ enum Call {
     ReleaseAll(Vec<usize>, Step),
     Pin(usize),
     Unpin(usize),
+    UnpinInPlace(usize),
+    CountHit(usize),
     Publish(usize, Step),
     Withdraw(usize),
     Retain(usize, Retention),
@@ -60,6 +62,8 @@ fn any_call() -> impl Strategy<Value = Call> {
         4 => (any_pages(), step()).prop_map(|(pages, step)| Call::ReleaseAll(pages, step)),
         3 => any::<usize>().prop_map(Call::Pin),
         4 => any::<usize>().prop_map(Call::Unpin),
+        3 => any::<usize>().prop_map(Call::UnpinInPlace),
+        2 => any::<usize>().prop_map(Call::CountHit),
         9 => (any::<usize>(), step()).prop_map(|(page, step)| Call::Publish(page, step)),
         1 => any::<usize>().prop_map(Call::Withdraw),
         6 => (any::<usize>(), any_retention()).prop_map(|(page, to)| Call::Retain(page, to)),
@@ -83,6 +87,9 @@ struct Page {
     reused: bool,
     /// Number of the call that queued it.
     queued: Option<u64>,
+    /// Number of the call that queued or released it last, or published what it stands for since.
+    stamp: u64,
+    hits: u32,
 }
 
 impl Page {
@@ -97,6 +104,8 @@ impl Page {
             released: 0.0,
             reused: false,
             queued: None,
+            stamp: 0,
+            hits: 0,
         }
     }
 
@@ -139,6 +148,9 @@ impl Model {
         let stamp = self.calls;
         let record = self.page(page);
         record.queued = (record.refs == 0 && record.pins == 0).then_some(stamp);
+        if record.refs == 0 {
+            record.stamp = stamp;
+        }
     }
 
     /// Queued pages, by the order of queueing.
@@ -274,13 +286,30 @@ impl Model {
                 self.queue(page);
                 assert_eq!(freed, self.pages[&page].queued.is_some());
             }
+            Call::UnpinInPlace(choice) => {
+                let page = self.choose(choice, |page| page.pins > 0)?;
+                slab.unpin_in_place(page);
+                let before = self.pages[&page].stamp;
+                self.page(page).pins -= 1;
+                self.queue(page);
+                let record = self.page(page);
+                if record.node.is_some() && record.queued.is_some() {
+                    (record.queued, record.stamp) = (Some(before), before);
+                }
+            }
+            Call::CountHit(choice) => {
+                let page = self.choose(choice, |page| page.node.is_some())?;
+                self.page(page).hits += 1;
+                assert_eq!(slab.count_hit(page), self.pages[&page].hits);
+            }
             Call::Publish(choice, step) => {
                 let page = self.choose(choice, |page| page.refs > 0 && page.node.is_none())?;
                 self.calls += 1;
                 let node = NodeLink(self.calls as u32);
                 slab.publish(page, node, step);
                 let record = self.page(page);
-                (record.node, record.reused) = (Some(node), false);
+                (record.node, record.reused, record.hits) = (Some(node), false, 0);
+                record.stamp = node.0.into();
                 record.last_use = record.last_use.max(step);
             }
             Call::Withdraw(choice) => {
@@ -340,6 +369,10 @@ impl Model {
 
     fn compare(&self, slab: &Slab) {
         slab.verify().unwrap();
+        let cached = self.order()[self.uncached().len()..].to_vec();
+        for count in [0, 2, cached.len(), cached.len() + 3] {
+            assert_eq!(slab.victims(count), cached[..count.min(cached.len())]);
+        }
         assert_eq!(slab.eviction_order().collect::<Vec<_>>(), self.order());
         for (&id, page) in &self.pages {
             let state = match page {

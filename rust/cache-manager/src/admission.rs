@@ -348,7 +348,9 @@ impl Ledger {
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
             self.take_hits(plan, &scratch.hits);
         }
+        let mut taken = 0;
         for plan in &scratch.plans {
+            taken += plan.pages();
             if plan.load > 0 {
                 self.admit(plan);
                 let rest = plan.new_pages - plan.load;
@@ -366,6 +368,9 @@ impl Ledger {
             }
             self.admit(plan);
             self.plan_step(plan);
+        }
+        if taken > 0 {
+            self.demote_ahead(taken);
         }
         jobs
     }
@@ -401,7 +406,9 @@ impl Ledger {
             self.counters.reused_tokens += u64::from(gained);
             self.counters.reused_blocks += nodes.len() as u64;
         }
+        let hit = first..first + nodes.len();
         self.mark_reused(plan.slot, first..first);
+        self.offload_hit(plan.slot, hit);
         self.use_blocks(plan.slot, first);
     }
 

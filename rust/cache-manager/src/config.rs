@@ -1,6 +1,7 @@
 //! What a ledger is told at the start.
 
 use crate::drafts::slack;
+use crate::write_policy::WritePolicy;
 use block_hash::Algo;
 use block_pool::{EvictionPolicy, Priority};
 
@@ -47,6 +48,8 @@ pub struct LedgerConfig {
     pub max_seq_len: Option<u32>,
     /// Most tokens of one request that one forward computes; `None`: no limit.
     pub max_num_input_tokens: Option<u32>,
+    /// Which blocks are copied to other tiers, and when.
+    pub write_policy: WritePolicy,
     /// Most events kept for whoever reads them; 0 records none.
     pub event_buffer_max_size: u32,
 }
@@ -66,6 +69,7 @@ impl LedgerConfig {
             priority: Priority::DEFAULT,
             max_seq_len: None,
             max_num_input_tokens: None,
+            write_policy: WritePolicy::WriteThrough,
             event_buffer_max_size: 0,
         }
     }

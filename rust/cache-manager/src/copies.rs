@@ -43,6 +43,8 @@ pub(crate) struct Copy {
     pub(crate) pages: Vec<PageId>,
     /// The request that the pages are loaded for; `None` when the copy only reads them.
     pub(crate) load: Option<SlotId>,
+    /// A copy ahead of eviction: nobody used the pages.
+    pub(crate) demotion: bool,
 }
 
 /// Every copy in flight.
@@ -53,6 +55,19 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
+    /// Pages of copies ahead of eviction.
+    pub(crate) fn demoted(&self) -> u32 {
+        let demotions = self.in_flight.values().filter(|copy| copy.demotion);
+        demotions.map(|copy| copy.pages.len() as u32).sum()
+    }
+
+    /// The copy is one ahead of eviction.
+    pub(crate) fn is_demotion(&mut self, id: CopyId) {
+        if let Some(copy) = self.in_flight.get_mut(&id.0) {
+            copy.demotion = true;
+        }
+    }
+
     pub(crate) fn fingerprint(&self, hasher: &mut impl Hasher) {
         (&self.in_flight, self.next).hash(hasher);
     }
@@ -95,7 +110,7 @@ impl Ledger {
         }
         let id = CopyId(self.copies.next);
         self.copies.next += 1;
-        self.copies.in_flight.insert(id.0, Copy { pages: pages.clone(), load });
+        self.copies.in_flight.insert(id.0, Copy { pages: pages.clone(), load, demotion: false });
         self.counters.copies_started += 1;
         CopyJob { id, pages, after: after.max(last_use) }
     }
@@ -123,7 +138,10 @@ impl Ledger {
             // Deepest first, as a release does; then what lies above counts as used now, so that no
             // block is evicted before a block below it.
             for &page in copy.pages.iter().rev() {
-                if self.slab.unpin(page) {
+                if copy.demotion {
+                    self.slab.unpin_in_place(page);
+                    self.slab.set_offered(page, end == CopyEnd::Done);
+                } else if self.slab.unpin(page) {
                     refresh_ancestors(&mut self.slab, &self.tree, page);
                 }
             }

@@ -12,6 +12,7 @@ use crate::pins::Pins;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
 use crate::snapshot;
+use crate::write_policy::Demotion;
 use block_hash::{Identity, Token};
 use block_pool::{PageId, Slab, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
@@ -31,6 +32,7 @@ pub struct Ledger {
     pub(crate) offloads: Vec<OffloadJob>,
     /// Blocks that the newest publication stored.
     pub(crate) published: Vec<usize>,
+    pub(crate) demotion: Demotion,
     /// Planned and not taken: source and destination, in order.
     pub(crate) page_copies: Vec<(PageId, PageId)>,
     pub(crate) counters: Counters,
@@ -72,6 +74,7 @@ impl Ledger {
             pins: Pins::default(),
             offloads: Vec::new(),
             published: Vec::new(),
+            demotion: Demotion::default(),
             page_copies: Vec::new(),
             counters: Counters::default(),
             events: EventLog::new(config.event_buffer_max_size as usize, snapshot::created(&config)),

@@ -46,6 +46,7 @@ mod snapshot;
 mod tables;
 mod tiers;
 mod verify;
+mod write_policy;
 
 pub use config::{LedgerConfig, OnDuplicate, Reserve};
 pub use copies::{CopyEnd, CopyId, CopyJob};
@@ -67,3 +68,4 @@ pub use snapshot::EventSnapshot;
 pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
 pub use tiers::{BegunLoad, OuterTier};
 pub use verify::LedgerFault;
+pub use write_policy::WritePolicy;

@@ -1,34 +1,24 @@
-//! Offloads: copies of blocks to other tiers, begun when the blocks are published.
+//! Offloads: copies of blocks to other tiers.
 
 use crate::copies::CopyJob;
 use crate::ledger::Ledger;
 use crate::loads::BlockKey;
-use crate::slots::SlotId;
-use block_pool::PageId;
+use block_pool::Priority;
 
 /// Blocks to copy to another tier, with the pages that hold them.
 pub struct OffloadJob {
     /// What the blocks are, in the order of the pages.
     pub keys: Vec<BlockKey>,
+    /// How long to keep them.
+    pub priority: Priority,
     /// The copy; the pages stay pinned until it has ended.
     pub copy: CopyJob,
 }
 
 impl Ledger {
-    /// What was published since the last call, to be copied to other tiers: blocks of requests that were
-    /// claimed with guards.
+    /// What is to be copied to other tiers since the last call: blocks of requests that were claimed with
+    /// guards, as the write policy says.
     pub fn take_offloads(&mut self) -> Vec<OffloadJob> {
         std::mem::take(&mut self.offloads)
-    }
-
-    /// Begins the offload of the request's blocks that were stored just now.
-    pub(crate) fn offload_published(&mut self, slot: SlotId) {
-        let Some(sequence) = self.slots.get(slot).filter(|_| !self.published.is_empty()) else { return };
-        let Some(guards) = &sequence.guards else { return };
-        let pages: Vec<PageId> = self.published.iter().map(|&block| sequence.row[block]).collect();
-        let key = |&block: &usize| BlockKey::of(&sequence.chain, guards, block);
-        let keys = self.published.iter().map(key).collect();
-        let copy = self.begin_copy(pages, sequence.last_step, None);
-        self.offloads.push(OffloadJob { keys, copy });
     }
 }

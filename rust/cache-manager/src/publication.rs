@@ -32,6 +32,7 @@ impl Ledger {
         let publishes = computed as usize > sequence.nodes.len() && self.publishes(slot);
         if publishes {
             self.publish_up_to(slot, computed as usize);
+            self.remember_published(slot);
         }
         publishes
     }

@@ -22,7 +22,7 @@ pub trait OuterTier {
 
     /// Begins to copy the pages of `job` out, as far as there is room; [`OuterTier::take_ended`] tells of the end.
     /// False when nothing was moved and nothing will be.
-    fn offload(&mut self, keys: &[BlockKey], job: &CopyJob) -> bool;
+    fn offload(&mut self, keys: &[BlockKey], priority: Priority, job: &CopyJob) -> bool;
 
     /// The blocks of these hashes, from the first of their prefix on, were used on the device.
     fn touch(&mut self, hashes: &[u64]);
@@ -51,9 +51,8 @@ impl OuterTier for &TieredConnector {
         TieredConnector::load(self, &blocks(keys, job), job.after, Some(job.id.0)).ok()
     }
 
-    fn offload(&mut self, keys: &[BlockKey], job: &CopyJob) -> bool {
-        let offered =
-            TieredConnector::offload(self, &blocks(keys, job), Priority::DEFAULT, job.after, Some(job.id.0));
+    fn offload(&mut self, keys: &[BlockKey], priority: Priority, job: &CopyJob) -> bool {
+        let offered = TieredConnector::offload(self, &blocks(keys, job), priority, job.after, Some(job.id.0));
         !matches!(offered, Ok(Offered::Dropped) | Err(_))
     }
 
@@ -124,6 +123,7 @@ impl Ledger {
             let bound = num_tokens.get(place).or(num_tokens.last());
             self.alloc(&[slot], bound.map_or(&[], std::slice::from_ref))?; // in the pages of the load
         }
+        self.offload_to(tier)?;
         Ok(begun)
     }
 
@@ -133,7 +133,7 @@ impl Ledger {
     /// None in order.
     pub fn offload_to(&mut self, tier: &mut dyn OuterTier) -> Result<(), LedgerError> {
         for job in self.take_offloads() {
-            if !tier.offload(&job.keys, &job.copy) {
+            if !tier.offload(&job.keys, job.priority, &job.copy) {
                 self.end_copies(&[(job.copy.id.0, CopyEnd::Refused)])?;
             }
         }

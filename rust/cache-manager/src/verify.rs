@@ -273,6 +273,7 @@ impl Ledger {
             pins,
             offloads: _, // their copies are in flight
             published: _,
+            demotion,
         } = self;
         let mut hasher = DefaultHasher::new();
         (step, step_open, step_joined, epoch, now.to_bits(), has_clock).hash(&mut hasher);
@@ -284,6 +285,7 @@ impl Ledger {
             sequence.fingerprint(&mut hasher);
         }
         copies.fingerprint(&mut hasher);
+        demotion.ahead.hash(&mut hasher);
         pins.hash(&mut hasher);
         page_copies.hash(&mut hasher);
         let mut orphans: Vec<_> = orphans.iter().collect();

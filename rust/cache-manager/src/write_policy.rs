@@ -1,0 +1,154 @@
+//! Which blocks are copied to other tiers, and when: as they are published, as they are hit, or before they are
+//! evicted.
+//!
+//! Under [`WritePolicy::OnEvict`] nobody waits for a copy: the blocks that would go next are copied ahead of
+//! their eviction, about as many as calls took pages lately. They stay where they are, in the order in which they
+//! are evicted, and may be hit; while its copy is in flight a page is in use, and others are taken. A block that
+//! had to go before its turn is lost.
+
+use crate::ledger::Ledger;
+use crate::loads::BlockKey;
+use crate::offloads::OffloadJob;
+use crate::slots::SlotId;
+use block_hash::Identity;
+use block_pool::{PageId, Priority, Step};
+use radix_tree::NodeId;
+use std::ops::Range;
+
+/// When a block is copied to other tiers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WritePolicy {
+    /// As it is published.
+    WriteThrough,
+    /// As it is published if its priority is at least so high, else at its hit of this number.
+    Selective {
+        /// Hits, at least one.
+        min_hits: u32,
+        /// Priority; `None`: whatever it is, a block has to be hit.
+        min_priority: Option<Priority>,
+    },
+    /// Before it is evicted, if its priority is at least so high.
+    OnEvict {
+        /// Priority.
+        min_priority: Priority,
+    },
+}
+
+/// One in so many evictable pages may be in a copy ahead of eviction.
+const SPARED: u32 = 8;
+/// What calls took lately weighs less from call to call by one part in so many.
+const FORGOTTEN: u32 = 16;
+
+/// What copying ahead of eviction remembers.
+#[derive(Default, Debug)]
+pub(crate) struct Demotion {
+    /// The second identity of the block that each page was last published with.
+    guards: Vec<Option<[u8; 16]>>,
+    /// About as many pages as a call takes.
+    pub(crate) ahead: u32,
+}
+
+impl Demotion {
+    /// `page` now holds the block of this guard.
+    fn published(&mut self, page: PageId, guard: Option<[u8; 16]>) {
+        if self.guards.len() <= page.index() {
+            self.guards.resize(page.index() + 1, None);
+        }
+        self.guards[page.index()] = guard;
+    }
+
+    fn guard(&self, page: PageId) -> Option<[u8; 16]> {
+        self.guards.get(page.index()).copied().flatten()
+    }
+}
+
+impl Ledger {
+    /// What is new in the cache, of a request that was claimed with guards.
+    pub(crate) fn offload_published(&mut self, slot: SlotId) {
+        match self.config.write_policy {
+            WritePolicy::WriteThrough => {
+                let blocks = std::mem::take(&mut self.published);
+                self.offload_blocks(slot, &blocks);
+                self.published = blocks;
+            }
+            WritePolicy::Selective { min_priority: Some(least), .. } => {
+                let Some(sequence) = self.slots.get(slot) else { return };
+                let kept = |&block: &usize| self.slab.priority(sequence.row[block]) >= least;
+                let blocks: Vec<usize> = self.published.iter().copied().filter(kept).collect();
+                self.offload_blocks(slot, &blocks);
+            }
+            WritePolicy::Selective { min_priority: None, .. } | WritePolicy::OnEvict { .. } => {}
+        }
+    }
+
+    /// What is new in the cache may have to be named when nobody knows its tokens any more.
+    pub(crate) fn remember_published(&mut self, slot: SlotId) {
+        let WritePolicy::OnEvict { .. } = self.config.write_policy else { return };
+        let Some(sequence) = self.slots.get(slot) else { return };
+        for &block in &self.published {
+            let guard = sequence.guards.as_ref().map(|guards| guards.guard(&sequence.chain, block));
+            self.demotion.published(sequence.row[block], guard);
+        }
+    }
+
+    /// Blocks of the request were hit.
+    pub(crate) fn offload_hit(&mut self, slot: SlotId, blocks: Range<usize>) {
+        let WritePolicy::Selective { min_hits, .. } = self.config.write_policy else { return };
+        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.guards.is_some()) else {
+            return;
+        };
+        let slab = &mut self.slab;
+        let due: Vec<usize> =
+            blocks.filter(|&block| slab.count_hit(sequence.row[block]) == min_hits).collect();
+        self.offload_blocks(slot, &due);
+    }
+
+    /// A call took pages: those that go next are copied, so that they may.
+    pub(crate) fn demote_ahead(&mut self, taken: u32) {
+        let WritePolicy::OnEvict { min_priority } = self.config.write_policy else { return };
+        let ahead = &mut self.demotion.ahead;
+        *ahead = taken.max(*ahead - *ahead / FORGOTTEN);
+        if self.slab.pristine() >= *ahead {
+            return;
+        }
+        let most = (self.slab.evictable() / SPARED).saturating_sub(self.copies.demoted());
+        let mut pages = self.slab.victims((*ahead).min(most) as usize);
+        pages.retain(|&page| {
+            self.demotion.guard(page).is_some()
+                && self.slab.priority(page) >= min_priority
+                && !self.slab.set_offered(page, true)
+        });
+        let key = |page: PageId| {
+            let key = self.tree.key(NodeId(self.slab.node(page)?.0));
+            Some(BlockKey { identity: Identity::of_key(key), guard: self.demotion.guard(page)? })
+        };
+        let named: Vec<(PageId, BlockKey, Priority)> =
+            pages.iter().filter_map(|&page| Some((page, key(page)?, self.slab.priority(page)))).collect();
+        for part in named.chunk_by(|one, other| one.2 == other.2) {
+            let copy = self.begin_copy(part.iter().map(|block| block.0).collect(), Step(0), None);
+            self.copies.is_demotion(copy.id);
+            let keys = part.iter().map(|block| block.1).collect();
+            self.offloads.push(OffloadJob { keys, priority: part[0].2, copy });
+        }
+    }
+
+    /// Begins to copy blocks that the request holds, in jobs of equal priority.
+    fn offload_blocks(&mut self, slot: SlotId, blocks: &[usize]) {
+        let Some(sequence) = self.slots.get(slot) else { return };
+        let Some(guards) = &sequence.guards else { return };
+        let last_step = sequence.last_step;
+        let priority = |&block: &usize| self.slab.priority(sequence.row[block]);
+        let parts = blocks.chunk_by(|one, other| priority(one) == priority(other));
+        let part = |part: &[usize]| {
+            let keys: Vec<BlockKey> =
+                part.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect();
+            let pages: Vec<PageId> = part.iter().map(|&block| sequence.row[block]).collect();
+            (keys, pages, priority(&part[0]))
+        };
+        let parts: Vec<_> = parts.map(part).collect();
+        for (keys, pages, priority) in parts {
+            let copy = self.begin_copy(pages, last_step, None);
+            self.offloads.push(OffloadJob { keys, priority, copy });
+        }
+    }
+}
