@@ -14,7 +14,7 @@ use std::time::Duration;
 use tiered_connector::connector::{Closed, Offered, Refused, TieredConnector as Core};
 use tiered_connector::copy::{CpuEngine, Region};
 use tiered_connector::host::{Arena, limits, sizing};
-use tiered_connector::job::TierKey;
+use tiered_connector::job::{Offer, TierKey};
 
 /// Blocks in host memory, copied by Rust threads: a `KVConnector`.
 ///
@@ -175,7 +175,9 @@ impl TieredConnector {
     ) -> PyResult<Transfer> {
         _ = replica_idx;
         let (pages, blocks) = self.blocks(block_ids, block_hashes)?;
-        match self.core.offload(&blocks, Priority::DEFAULT, Step(0), None).map_err(closed)? {
+        let offer = |(key, page)| Offer { key, page, priority: Priority::DEFAULT };
+        let offers: Vec<Offer> = blocks.into_iter().map(offer).collect();
+        match self.core.offload(&offers, Step(0), None).map_err(closed)? {
             Offered::Storing(completion) => Ok(Transfer::new(completion, pages)),
             Offered::Dropped => {
                 Err(errors::named(py, "KVLoadRefused", "the copy lanes have fallen behind".into()))

@@ -219,6 +219,16 @@ impl Model {
             .collect()
     }
 
+    fn unpin_in_place(&mut self, page: PageId) {
+        let before = self.pages[&page].stamp;
+        self.page(page).pins -= 1;
+        self.queue(page);
+        let record = self.page(page);
+        if record.node.is_some() && record.queued.is_some() {
+            (record.queued, record.stamp) = (Some(before), before);
+        }
+    }
+
     fn reuse_all(&mut self, slab: &mut Slab, choices: &[usize]) {
         let pages: Vec<PageId> =
             (choices.iter()).filter_map(|&choice| self.choose(choice, |page| page.node.is_some())).collect();
@@ -289,13 +299,7 @@ impl Model {
             Call::UnpinInPlace(choice) => {
                 let page = self.choose(choice, |page| page.pins > 0)?;
                 slab.unpin_in_place(page);
-                let before = self.pages[&page].stamp;
-                self.page(page).pins -= 1;
-                self.queue(page);
-                let record = self.page(page);
-                if record.node.is_some() && record.queued.is_some() {
-                    (record.queued, record.stamp) = (Some(before), before);
-                }
+                self.unpin_in_place(page);
             }
             Call::CountHit(choice) => {
                 let page = self.choose(choice, |page| page.node.is_some())?;

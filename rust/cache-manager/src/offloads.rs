@@ -9,8 +9,8 @@ use block_pool::Priority;
 pub struct OffloadJob {
     /// What the blocks are, in the order of the pages.
     pub keys: Vec<BlockKey>,
-    /// How long to keep them.
-    pub priority: Priority,
+    /// How long to keep each.
+    pub priorities: Vec<Priority>,
     /// The copy; the pages stay pinned until it has ended.
     pub copy: CopyJob,
 }

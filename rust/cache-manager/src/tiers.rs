@@ -4,12 +4,13 @@ use crate::copies::{CopyEnd, CopyJob};
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::loads::{BlockKey, LoadJob};
+use crate::offloads::OffloadJob;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{PageId, Priority};
+use block_pool::PageId;
 use completion::Completion;
 use tiered_connector::connector::{Offered, TieredConnector};
-use tiered_connector::job::{Outcome, TierKey};
+use tiered_connector::job::{Offer, Outcome, TierKey};
 
 /// What lies beyond the device, as the ledger asks it. No call waits, and none calls the ledger.
 pub trait OuterTier {
@@ -20,9 +21,9 @@ pub trait OuterTier {
     /// [`OuterTier::take_ended`] tells of the end. `None` when nothing was moved and nothing will be.
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion>;
 
-    /// Begins to copy the pages of `job` out, as far as there is room; [`OuterTier::take_ended`] tells of the end.
+    /// Begins to copy pages out, as far as there is room; [`OuterTier::take_ended`] tells of the end.
     /// False when nothing was moved and nothing will be.
-    fn offload(&mut self, keys: &[BlockKey], priority: Priority, job: &CopyJob) -> bool;
+    fn offload(&mut self, job: &OffloadJob) -> bool;
 
     /// The blocks of these hashes, from the first of their prefix on, were used on the device.
     fn touch(&mut self, hashes: &[u64]);
@@ -51,8 +52,12 @@ impl OuterTier for &TieredConnector {
         TieredConnector::load(self, &blocks(keys, job), job.after, Some(job.id.0)).ok()
     }
 
-    fn offload(&mut self, keys: &[BlockKey], priority: Priority, job: &CopyJob) -> bool {
-        let offered = TieredConnector::offload(self, &blocks(keys, job), priority, job.after, Some(job.id.0));
+    fn offload(&mut self, job: &OffloadJob) -> bool {
+        let OffloadJob { keys, priorities, copy } = job;
+        let blocks = keys.iter().zip(&copy.pages).zip(priorities);
+        let offer = |((key, &page), &priority)| Offer { key: tier_key(key), page, priority };
+        let offers: Vec<Offer> = blocks.map(offer).collect();
+        let offered = TieredConnector::offload(self, &offers, copy.after, Some(copy.id.0));
         !matches!(offered, Ok(Offered::Dropped) | Err(_))
     }
 
@@ -133,7 +138,7 @@ impl Ledger {
     /// None in order.
     pub fn offload_to(&mut self, tier: &mut dyn OuterTier) -> Result<(), LedgerError> {
         for job in self.take_offloads() {
-            if !tier.offload(&job.keys, job.priority, &job.copy) {
+            if !tier.offload(&job) {
                 self.end_copies(&[(job.copy.id.0, CopyEnd::Refused)])?;
             }
         }

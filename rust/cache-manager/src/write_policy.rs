@@ -118,37 +118,29 @@ impl Ledger {
                 && self.slab.priority(page) >= min_priority
                 && !self.slab.set_offered(page, true)
         });
-        let key = |page: PageId| {
-            let key = self.tree.key(NodeId(self.slab.node(page)?.0));
-            Some(BlockKey { identity: Identity::of_key(key), guard: self.demotion.guard(page)? })
-        };
-        let named: Vec<(PageId, BlockKey, Priority)> =
-            pages.iter().filter_map(|&page| Some((page, key(page)?, self.slab.priority(page)))).collect();
-        for part in named.chunk_by(|one, other| one.2 == other.2) {
-            let copy = self.begin_copy(part.iter().map(|block| block.0).collect(), Step(0), None);
-            self.copies.is_demotion(copy.id);
-            let keys = part.iter().map(|block| block.1).collect();
-            self.offloads.push(OffloadJob { keys, priority: part[0].2, copy });
+        if pages.is_empty() {
+            return;
         }
+        let key = |page: &PageId| {
+            let key = self.slab.node(*page).map(|link| self.tree.key(NodeId(link.0)));
+            let guard = self.demotion.guard(*page);
+            BlockKey { identity: Identity::of_key(key.unwrap_or_default()), guard: guard.unwrap_or_default() }
+        };
+        let keys = pages.iter().map(key).collect();
+        let priorities = pages.iter().map(|&page| self.slab.priority(page)).collect();
+        let copy = self.begin_copy(pages, Step(0), None);
+        self.copies.is_demotion(copy.id);
+        self.offloads.push(OffloadJob { keys, priorities, copy });
     }
 
-    /// Begins to copy blocks that the request holds, in jobs of equal priority.
+    /// Begins to copy blocks that the request holds.
     fn offload_blocks(&mut self, slot: SlotId, blocks: &[usize]) {
-        let Some(sequence) = self.slots.get(slot) else { return };
+        let Some(sequence) = self.slots.get(slot).filter(|_| !blocks.is_empty()) else { return };
         let Some(guards) = &sequence.guards else { return };
-        let last_step = sequence.last_step;
-        let priority = |&block: &usize| self.slab.priority(sequence.row[block]);
-        let parts = blocks.chunk_by(|one, other| priority(one) == priority(other));
-        let part = |part: &[usize]| {
-            let keys: Vec<BlockKey> =
-                part.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect();
-            let pages: Vec<PageId> = part.iter().map(|&block| sequence.row[block]).collect();
-            (keys, pages, priority(&part[0]))
-        };
-        let parts: Vec<_> = parts.map(part).collect();
-        for (keys, pages, priority) in parts {
-            let copy = self.begin_copy(pages, last_step, None);
-            self.offloads.push(OffloadJob { keys, priority, copy });
-        }
+        let pages: Vec<PageId> = blocks.iter().map(|&block| sequence.row[block]).collect();
+        let keys = blocks.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect();
+        let priorities = pages.iter().map(|&page| self.slab.priority(page)).collect();
+        let copy = self.begin_copy(pages, sequence.last_step, None);
+        self.offloads.push(OffloadJob { keys, priorities, copy });
     }
 }

@@ -4,9 +4,9 @@
 
 use crate::copy::CopyEngine;
 use crate::index::{IndexCounters, IndexFault, TierIndex};
-use crate::job::{Job, JobId, Outcome, TierKey};
+use crate::job::{Job, JobId, Offer, Outcome, TierKey};
 use crate::lanes::{Ended, Lanes, Transfer};
-use block_pool::{EvictionPolicy, PageId, Priority, Step};
+use block_pool::{EvictionPolicy, PageId, Step};
 use completion::Completion;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
@@ -151,25 +151,18 @@ impl TieredConnector {
         Ok(self.begin(&mut inner, jobs.unwrap_or_default(), tag))
     }
 
-    /// Offers blocks, in the order of their prefix, each with the page that holds it. The pages must not change until
-    /// the copy has ended.
+    /// Offers blocks, in the order of their prefix. Their pages must not change until the copy has ended.
     ///
     /// # Errors
     /// A connector that takes no copies.
-    pub fn offload(
-        &self,
-        blocks: &[(TierKey, PageId)],
-        priority: Priority,
-        after: Step,
-        tag: Option<u64>,
-    ) -> Result<Offered, Closed> {
+    pub fn offload(&self, blocks: &[Offer], after: Step, tag: Option<u64>) -> Result<Offered, Closed> {
         let mut inner = self.open()?;
         if !self.lanes.has_room(blocks.len().div_ceil(self.blocks_a_job)) {
             inner.dropped_busy += blocks.len() as u64;
             return Ok(Offered::Dropped);
         }
         let parts = blocks.chunks(self.blocks_a_job);
-        let jobs: Vec<Job> = parts.filter_map(|part| inner.index.store(part, priority, after)).collect();
+        let jobs: Vec<Job> = parts.filter_map(|part| inner.index.store(part, after)).collect();
         Ok(Offered::Storing(self.begin(&mut inner, jobs, tag)))
     }
 

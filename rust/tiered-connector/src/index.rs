@@ -4,7 +4,7 @@
 //! found. What is being written or read is never evicted. A reset forgets every block at once: stores on their
 //! way then end unseen.
 
-use crate::job::{Direction, Job, JobId, Outcome, TierKey, UnitId};
+use crate::job::{Direction, Job, JobId, Offer, Outcome, TierKey, UnitId};
 use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Priority, Slab, Step};
 use memory::{AHEAD, Array, KeyTable};
 use std::collections::HashMap;
@@ -103,13 +103,13 @@ impl TierIndex {
         keys.into_iter().take_while(|key| self.contains(key)).count()
     }
 
-    /// Plans to store blocks, in the order of their prefix, each with the page that holds it. Blocks that are here
-    /// or on their way are left out, and so are those for which there is no unit; `None` if no block is left.
-    pub fn store(&mut self, blocks: &[(TierKey, PageId)], priority: Priority, after: Step) -> Option<Job> {
+    /// Plans to store blocks, in the order of their prefix. Those that are here or on their way are left out, and
+    /// so are those for which there is no unit; `None` if no block is left.
+    pub fn store(&mut self, blocks: &[Offer], after: Step) -> Option<Job> {
         let (mut units, mut pages) = (Vec::new(), Vec::new());
-        for (number, (key, page)) in blocks.iter().enumerate() {
-            if let Some((later, _)) = blocks.get(number + AHEAD) {
-                self.table.prefetch(later.hash);
+        for (number, Offer { key, page, priority }) in blocks.iter().enumerate() {
+            if let Some(later) = blocks.get(number + AHEAD) {
+                self.table.prefetch(later.key.hash);
             }
             if let Some(unit) = self.owner(key.hash) {
                 let own = self.keys[unit.0 as usize].guard == key.guard;
@@ -117,9 +117,9 @@ impl TierIndex {
                 self.counters.collisions += u64::from(!own);
                 continue;
             }
-            let Some(unit) = self.take(priority) else {
-                self.counters.no_unit += (blocks.len() - number) as u64;
-                break;
+            let Some(unit) = self.take(*priority) else {
+                self.counters.no_unit += 1;
+                continue;
             };
             self.keys[unit.0 as usize] = *key;
             self.table.insert(key.hash, unit.0);

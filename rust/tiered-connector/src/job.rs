@@ -1,6 +1,6 @@
 //! What index and movers tell each other: jobs, and how they ended.
 
-use block_pool::{PageId, Step};
+use block_pool::{PageId, Priority, Step};
 
 /// A block as every tier knows it: its chained hash, and a second identity of 128 bits, for tiers have no tokens
 /// to compare. Equal only if both are.
@@ -10,6 +10,17 @@ pub struct TierKey {
     pub hash: u64,
     /// Must agree too: another guard under the same hash is another block.
     pub guard: [u8; 16],
+}
+
+/// A block that is offered to a tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// What it is.
+    pub key: TierKey,
+    /// The device page that holds it.
+    pub page: PageId,
+    /// How long to keep it: it makes room for none of a lower priority.
+    pub priority: Priority,
 }
 
 /// A place for one block in a tier, counted from 0. On every shard it has the same number.

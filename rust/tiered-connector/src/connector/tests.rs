@@ -1,6 +1,7 @@
 use super::*;
 use crate::copy::{CpuEngine, Piece, Region};
 use crate::host::Arena;
+use block_pool::Priority;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -16,6 +17,11 @@ struct Scene {
 
 fn key(number: u64) -> TierKey {
     TierKey { hash: number, guard: [number as u8; 16] }
+}
+
+fn offers(blocks: &[(TierKey, PageId)]) -> Vec<Offer> {
+    let offer = |&(key, page): &(TierKey, PageId)| Offer { key, page, priority: Priority::DEFAULT };
+    blocks.iter().map(offer).collect()
 }
 
 impl Scene {
@@ -48,7 +54,7 @@ impl Scene {
     }
 
     fn offload(&self, blocks: &[(TierKey, PageId)]) -> Offered {
-        self.connector.offload(blocks, Priority::DEFAULT, Step(0), None).unwrap()
+        self.connector.offload(&offers(blocks), Step(0), None).unwrap()
     }
 }
 
@@ -96,7 +102,7 @@ fn after_a_shutdown_nothing_is_taken_and_what_was_asked_has_an_answer() {
     let scene = Scene::new(3, 2);
     scene.connector.shutdown(Duration::from_secs(1));
     scene.connector.shutdown(Duration::from_secs(1));
-    let offered = scene.connector.offload(&[(key(1), PageId(1))], Priority::DEFAULT, Step(0), None);
+    let offered = scene.connector.offload(&offers(&[(key(1), PageId(1))]), Step(0), None);
     assert_eq!(offered.unwrap_err(), Closed::ShutDown);
     let refused = scene.connector.load(&[], Step(0), None).unwrap_err();
     assert_eq!(refused, Refused::Closed(Closed::ShutDown));

@@ -8,13 +8,21 @@ fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<(TierKey, PageId)> {
     numbers.into_iter().map(|number| (key(number), PageId(100 + number as u32))).collect()
 }
 
+fn offers(numbers: impl IntoIterator<Item = u64>) -> Vec<Offer> {
+    offers_of(Priority::DEFAULT, numbers)
+}
+
+fn offers_of(priority: Priority, numbers: impl IntoIterator<Item = u64>) -> Vec<Offer> {
+    blocks(numbers).into_iter().map(|(key, page)| Offer { key, page, priority }).collect()
+}
+
 fn index(units: u32) -> TierIndex {
     TierIndex::new(units, EvictionPolicy::PriorityLru)
 }
 
 /// Stores blocks and ends the store.
 fn stored(index: &mut TierIndex, numbers: impl IntoIterator<Item = u64>) {
-    let job = index.store(&blocks(numbers), Priority::DEFAULT, Step(0)).expect("there is something to store");
+    let job = index.store(&offers(numbers), Step(0)).expect("there is something to store");
     assert!(index.apply(job.id, &Outcome::Done));
     index.verify().unwrap();
 }
@@ -26,7 +34,7 @@ fn here(index: &TierIndex, numbers: std::ops::Range<u64>) -> Vec<u64> {
 #[test]
 fn a_block_is_found_once_its_store_is_done() {
     let mut index = index(4);
-    let job = index.store(&blocks([1, 2]), Priority::DEFAULT, Step(7)).unwrap();
+    let job = index.store(&offers([1, 2]), Step(7)).unwrap();
     assert_eq!((job.direction, &job.units[..]), (Direction::Store, &[UnitId(0), UnitId(1)][..]));
     assert_eq!((&job.pages[..], job.after), (&[PageId(101), PageId(102)][..], Step(7)));
     assert_eq!((here(&index, 0..5), index.blocks()), (vec![], 0));
@@ -44,7 +52,7 @@ fn a_block_is_found_once_its_store_is_done() {
 fn a_store_that_fails_leaves_no_block_and_gives_its_units_back() {
     for outcome in [Outcome::Failed("a fault".into()), Outcome::Cancelled] {
         let mut index = index(2);
-        let job = index.store(&blocks([1, 2]), Priority::DEFAULT, Step(0)).unwrap();
+        let job = index.store(&offers([1, 2]), Step(0)).unwrap();
         index.apply(job.id, &outcome);
         index.verify().unwrap();
         assert_eq!((here(&index, 0..5), index.counters().unstored), (vec![], 2));
@@ -56,13 +64,13 @@ fn a_store_that_fails_leaves_no_block_and_gives_its_units_back() {
 #[test]
 fn equal_content_is_stored_once() {
     let mut index = index(4);
-    let first = index.store(&blocks([1, 2]), Priority::DEFAULT, Step(0)).unwrap();
-    let second = index.store(&blocks([1, 2, 3]), Priority::DEFAULT, Step(0)).unwrap();
+    let first = index.store(&offers([1, 2]), Step(0)).unwrap();
+    let second = index.store(&offers([1, 2, 3]), Step(0)).unwrap();
     assert_eq!(second.pages, [PageId(103)]);
     for job in [first, second] {
         index.apply(job.id, &Outcome::Done);
     }
-    assert!(index.store(&blocks([3, 1]), Priority::DEFAULT, Step(0)).is_none());
+    assert!(index.store(&offers([3, 1]), Step(0)).is_none());
     assert_eq!((index.counters().known, index.counters().stored), (4, 3));
 }
 
@@ -73,7 +81,9 @@ fn another_guard_under_the_same_hash_is_another_block() {
     let other = TierKey { guard: [9; 16], ..key(1) };
     assert!(!index.contains(&other));
     assert!(index.load(&[(other, PageId(5))], Step(0)).is_none());
-    assert!(index.store(&[(other, PageId(5))], Priority::DEFAULT, Step(0)).is_none());
+    assert!(
+        index.store(&[Offer { key: other, page: PageId(5), priority: Priority::DEFAULT }], Step(0)).is_none()
+    );
     assert_eq!(index.counters().collisions, 1);
     assert!(index.contains(&key(1)));
 }
@@ -100,10 +110,10 @@ fn a_block_that_is_read_or_written_is_not_evicted() {
         (load.direction, &load.units[..], &load.pages[..]),
         (Direction::Load, &[UnitId(0)][..], &[PageId(101)][..])
     );
-    let store = index.store(&blocks([2, 3, 4]), Priority::DEFAULT, Step(0)).unwrap();
+    let store = index.store(&offers([2, 3, 4]), Step(0)).unwrap();
     assert_eq!(store.pages, [PageId(102), PageId(103)], "there are two units left");
     assert_eq!(index.counters().no_unit, 1);
-    assert!(index.store(&blocks([5]), Priority::DEFAULT, Step(0)).is_none());
+    assert!(index.store(&offers([5]), Step(0)).is_none());
     index.verify().unwrap();
     index.apply(load.id, &Outcome::Done);
     index.apply(store.id, &Outcome::Done);
@@ -124,11 +134,11 @@ fn a_load_is_all_or_nothing() {
 fn a_block_makes_no_room_for_one_of_lower_priority() {
     let mut index = index(1);
     let high = Priority::new(80).unwrap();
-    let job = index.store(&blocks([1]), high, Step(0)).unwrap();
+    let job = index.store(&offers_of(high, [1]), Step(0)).unwrap();
     index.apply(job.id, &Outcome::Done);
-    assert!(index.store(&blocks([2]), Priority::DEFAULT, Step(0)).is_none());
+    assert!(index.store(&offers([2]), Step(0)).is_none());
     assert_eq!(index.counters().no_unit, 1);
-    let job = index.store(&blocks([3]), high, Step(0)).unwrap();
+    let job = index.store(&offers_of(high, [3]), Step(0)).unwrap();
     index.apply(job.id, &Outcome::Done);
     assert_eq!(here(&index, 0..9), [3]);
 }
@@ -138,13 +148,13 @@ fn a_reset_forgets_what_is_here_and_what_is_on_its_way() {
     let mut index = index(4);
     stored(&mut index, [1, 2]);
     let load = index.load(&blocks([1]), Step(0)).unwrap();
-    let store = index.store(&blocks([3]), Priority::DEFAULT, Step(0)).unwrap();
+    let store = index.store(&offers([3]), Step(0)).unwrap();
     index.reset();
     index.verify().unwrap();
     assert_eq!((here(&index, 0..9), index.blocks()), (vec![], 0));
 
     // The same block again, while the old one is still being written: it is another unit.
-    let again = index.store(&blocks([3]), Priority::DEFAULT, Step(0)).unwrap();
+    let again = index.store(&offers([3]), Step(0)).unwrap();
     assert_ne!(again.units, store.units);
     index.apply(store.id, &Outcome::Done);
     index.verify().unwrap();
