@@ -6,11 +6,11 @@ does not depend on threads.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,9 +19,15 @@ import pagekeeper as pk
 from model.engine import manager
 from model.two_tiers import Found, TwoTiers
 from model.visits import NAMED, Names, conversation
+from pagekeeper.connector_config import WritePolicy
 from pagekeeper.traces import read_trace
 
 WRITE_POLICIES = ["write_through"]
+
+CONVERSATION = [(160_000, 500_000), (500_000, 2_000_000), (1_000_000, 6_000_000)]
+"""Tokens of device and host; the longest request has 126,527."""
+AGENTS = [(300_000, 450_000), (300_000, 1_200_000), (600_000, 900_000)]
+"""Likewise; the longest prompt has 260,625."""
 
 
 @dataclass
@@ -42,12 +48,13 @@ class Pair:
 
     def __init__(self, page_size: int, pages: int, units: int, write_policy: str, policy: str) -> None:
         self.page_size = page_size
+        self.name = f"{policy}, {pages} pages, {units} units"
         self.memory = np.full((pages + 1, page_size), -1)
         memory = self.memory.view(np.uint8)
         config = pk.KVConnectorConfig(
             type="rust_tiered",
             host_offload_max_gb=units * memory.shape[1] / 2**30,
-            write_policy=write_policy,
+            write_policy=cast(WritePolicy, write_policy),
         )
         self.kv = manager(
             pages,
@@ -66,10 +73,10 @@ class Pair:
     def serve(self, request: Request) -> None:
         """The model and the manager find the same blocks in the same places."""
         expected = self.model.serve(request.names, request.prompt, request.output)
-        assert self.serve_for_real(request) == expected
+        assert self.serve_for_real(request) == expected, self.name
         counted = self.kv.metrics()
-        assert counted["evictions"] == self.model.device.evictions
-        assert counted["connector_host_evicted_blocks"] == self.model.host.evictions
+        assert counted["evictions"] == self.model.device.evictions, self.name
+        assert counted["connector_host_evicted_blocks"] == self.model.host.evictions, self.name
         self.found = Found(self.found.device + expected.device, self.found.host + expected.host)
 
     def serve_for_real(self, request: Request) -> Found:
@@ -77,10 +84,8 @@ class Pair:
         ctx = pk.TextContext("one", request.tokens[: request.prompt])
         self.kv.claim(ctx)
         found = self.find(ctx)
-        rows = self.row(ctx)
         first = ctx.processed_length // self.page_size
-        for block, page in enumerate(rows[:first]):
-            assert (self.memory[page] == request.names[block]).all(), f"block {block}"
+        assert (self.memory[self.row(ctx)[:first]] == np.array(request.names[:first])[:, None]).all()
         output = request.tokens[request.prompt :]
         self.compute(ctx, request.names, first)
         self.kv.step(ctx, output, len(output))
@@ -108,7 +113,7 @@ class Pair:
             assert self.kv.poll_transfers() == [ctx.request_id]
 
     def compute(self, ctx: pk.TextContext, names: list[int], first: int) -> None:
-        """Writes the number of each full block's prefix into its page, and into a partial one that of none."""
+        """Writes the number of each full block's prefix into its page, and -1 into a partial one."""
         pages = np.array(self.row(ctx)[first:])
         values = [*names[first : first + len(pages)], -1][: len(pages)]
         self.memory[pages] = np.array(values)[:, None]
@@ -145,34 +150,38 @@ def agent_requests(shared_dir: Path, page_size: int) -> Iterator[Request]:
         yield Request(tokens, len(request.prompt), names.chain(block.tobytes() for block in blocks))
 
 
-@pytest.mark.timeout(1200)
+def pairs(page_size: int, sizes: Sequence[tuple[int, int]], write_policy: str) -> list[Pair]:
+    """Every eviction policy at every size of device and host, in tokens."""
+    return [
+        Pair(page_size, device // page_size, host // page_size, write_policy, policy)
+        for policy, (device, host) in product(pk.EvictionPolicy, sizes)
+    ]
+
+
+def serve_all(requests: Iterable[Request], pairs: list[Pair]) -> None:
+    """Each finds something in both places."""
+    for request in requests:
+        for pair in pairs:
+            pair.serve(request)
+    for pair in pairs:
+        pair.check()
+        assert min(pair.found) > 0, pair.name
+
+
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)
-@pytest.mark.parametrize("policy", list(pk.EvictionPolicy))
-@pytest.mark.parametrize(("device", "host"), [(160_000, 80_000), (500_000, 2_000_000), (1_000_000, 6_000_000)])
 def test_the_conversation_trace_is_found_where_the_model_finds_it(
-    shared_dir: Path, long_run: bool, device: int, host: int, policy: str, write_policy: str
+    shared_dir: Path, long_run: bool, write_policy: str
 ) -> None:
-    page_size = 128 if long_run else NAMED
-    pair = Pair(page_size, device // page_size, host // page_size, write_policy, policy)
-    for request in islice(conversation_requests(shared_dir, page_size), None if long_run else 1_500):
-        pair.serve(request)
-    pair.check()
-    print(device, host, policy, pair.found)
+    page_size, first = (128, None) if long_run else (NAMED, 800)
+    requests = islice(conversation_requests(shared_dir, page_size), first)
+    serve_all(requests, pairs(page_size, CONVERSATION, write_policy))
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)
-@pytest.mark.parametrize("policy", list(pk.EvictionPolicy))
-@pytest.mark.parametrize(("device", "host"), [(300_000, 150_000), (300_000, 1_500_000), (600_000, 4_000_000)])
-def test_the_agent_traces_are_found_where_the_model_finds_them(
-    shared_dir: Path, device: int, host: int, policy: str, write_policy: str
-) -> None:
-    page_size = 64
-    pair = Pair(page_size, device // page_size, host // page_size, write_policy, policy)
-    for request in agent_requests(shared_dir, page_size):
-        pair.serve(request)
-    pair.check()
-    print(device, host, policy, pair.found)
+def test_the_agent_traces_are_found_where_the_model_finds_them(shared_dir: Path, write_policy: str) -> None:
+    serve_all(agent_requests(shared_dir, 64), pairs(64, AGENTS, write_policy))
 
 
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)

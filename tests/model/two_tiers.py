@@ -70,7 +70,7 @@ class TwoTiers:
         self.after_publication = {"write_through": self.host.store}[write_policy]
 
     def serve(self, names: Sequence[int], prompt: int, output: int = 0) -> Found:
-        """Computes what of a prompt is found nowhere, then its output in one forward, and lets the request go.
+        """Computes what of a prompt is found nowhere, then its output, each in one forward, and lets go.
 
         Args:
             names: those of the full blocks of prompt and output.
@@ -91,7 +91,7 @@ class TwoTiers:
         return found
 
     def reuse(self, names: Sequence[int], prompt: int, row: list[int]) -> Found:
-        """What is on the device, then what follows in the host, and so on until neither has the next block."""
+        """What is on the device, then what follows in the host, and so on: neither has the next block."""
         on_device = in_host = 0
         while True:
             first = on_device + in_host
