@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ import pagekeeper as pk
 from model.engine import manager
 from model.two_tiers import Found, TwoTiers
 from model.visits import NAMED, Names, conversation
-from pagekeeper.connector_config import WritePolicy
 from pagekeeper.traces import read_trace
 
-WRITE_POLICIES = ["write_through"]
+WRITE_POLICIES: dict[str, dict[str, Any]] = {"write_through": {}}
+"""By name, with the options of a cache that choose it."""
 
 CONVERSATION = [(160_000, 500_000), (500_000, 2_000_000), (1_000_000, 6_000_000)]
 """Tokens of device and host; the longest request has 126,527."""
@@ -51,11 +51,7 @@ class Pair:
         self.name = f"{policy}, {pages} pages, {units} units"
         self.memory = np.full((pages + 1, page_size), -1)
         memory = self.memory.view(np.uint8)
-        config = pk.KVConnectorConfig(
-            type="rust_tiered",
-            host_offload_max_gb=units * memory.shape[1] / 2**30,
-            write_policy=cast(WritePolicy, write_policy),
-        )
+        config = pk.KVConnectorConfig(type="rust_tiered", host_offload_max_gb=units * memory.shape[1] / 2**30)
         self.kv = manager(
             pages,
             page_size,
@@ -65,6 +61,7 @@ class Pair:
             kv_connector_config=config,
             buffers=[memory],
             eviction_policy=policy,
+            **WRITE_POLICIES[write_policy],
         )
         self.model = TwoTiers(page_size, pages, units, policy, write_policy)
         self.found = Found(0, 0)
