@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagekeeper.cli.app import app
+from pagekeeper.contents import WrongPageError
 from pagekeeper.replay import CallTimes, ReplayResult, ReplaySettings
 
 
@@ -53,7 +54,7 @@ def test_json_is_all_that_stands_on_stdout(trace: Path) -> None:
 
 def test_json_has_every_field_of_the_result(trace: Path) -> None:
     report = json.loads(run("replay", trace, "--json").stdout)
-    rates = {"token_hit_rate", "block_hit_rate"}
+    rates = {"token_hit_rate", "device_token_hit_rate", "block_hit_rate"}
     assert report.keys() == {field.name for field in fields(ReplayResult)} | rates
     assert report["settings"].keys() == {field.name for field in fields(ReplaySettings)}
     for kind in ("admit", "step", "release"):
@@ -75,7 +76,50 @@ def test_options_reach_the_replay() -> None:
         "hash_algo": "sha256",
         "eviction_policy": "priority_lru",
         "prefix_caching": False,
+        "host_pages": 0,
     }
+
+
+@pytest.mark.parametrize(("size", "pages"), [("100", 6), ("3x", 15), ("1.5x", 7)])
+def test_host_memory_is_sized_in_tokens_or_in_pools(trace: Path, size: str, pages: int) -> None:
+    report = run("replay", trace, "--page-size", "16", "--pages", "5", "--host", size, "--json")
+    assert json.loads(report.stdout)["settings"]["host_pages"] == pages
+
+
+def test_the_summary_says_what_host_memory_gave(tmp_path: Path) -> None:
+    # Three pages of four: each prompt, two full blocks and a token, drives the other out of the device.
+    prompts = [list(range(9)), list(range(50, 59)), list(range(9))]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f"{json.dumps({'tokens': prompt, 'output_length': 1})}\n" for prompt in prompts))
+    result = run("replay", trace, "--page-size", "4", "--pages", "3", "--concurrency", "1", "--host", "2x")
+    lines = [" ".join(line.replace("━", "").split()) for line in result.stdout.splitlines()]
+    for line in (
+        "in host memory 8",
+        "hit rate 29.6% of the tokens, 22.2% of the blocks",
+        "on the device alone 0.0% of the tokens",
+        "offloaded to the host 4",
+        "evicted there 0",
+        "loaded from there 2 each page checked",
+    ):
+        assert line in lines, result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_host_memory_that_this_machine_has_not_is_explained(trace: Path) -> None:
+    result = run("replay", trace, "--page-size", "1048576", "--pages", "1", "--host", "67108864x")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--host 67108864x: 67108864 pages of 8388608 bytes: " in result.stderr
+    assert "may still be used" in result.stderr
+
+
+def test_a_wrong_page_ends_with_status_one(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(*_: object) -> None:
+        raise WrongPageError("page 3 was given for block 0")
+
+    monkeypatch.setattr("pagekeeper.cli.replay.run", find)
+    result = run("replay", trace, "--host", "2x")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the cache is wrong: page 3 was given for block 0" in result.stderr
 
 
 def test_a_pool_in_tokens_is_rounded_down_to_pages(trace: Path) -> None:
@@ -138,6 +182,9 @@ def test_the_format_can_be_forced(trace: Path) -> None:
         (["--generate", "5", "--pages", "9", "--pool-tokens", "9"], "give either --pages or --pool-tokens"),
         (["--generate", "5", "--pool-tokens", "100"], "--pool-tokens 100: not one page of 128 tokens"),
         (["--generate", "5", "--pages", "99999999"], "pages=99999999: must be from 1 to 67108864"),
+        (["--generate", "5", "--host", "4 GB"], "--host 4 GB: must be a number of tokens, or of pools"),
+        (["--generate", "5", "--host", "100"], "--host 100: not one page of 128 tokens"),
+        (["--generate", "5", "--host", "2x", "--no-prefix-caching"], "--host goes with the prefix cache"),
         (["--generate", "5", "--seed", "9223372036854775808"], "seed=9223372036854775808: must be from 0"),
         (["--generate", "0"], "0 is not in the range"),
         (["--generate", "5", "--hash-algo", "md5"], "'md5' is not one of 'ahash64', 'sha256', 'sha256_64'"),

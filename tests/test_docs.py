@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+TIERS = (ROOT / "docs" / "tiers.md").read_text()
 METRICS = dict(re.findall(r"^\| `(\w+)` \| (counter|gauge) \|", OPERATIONS, re.MULTILINE))
 RUST = "\n".join(path.read_text() for path in sorted((ROOT / "rust").glob("*/src/**/*.rs")))
 
@@ -45,10 +47,11 @@ def test_the_examples_of_a_document_run_from_top_to_bottom_and_print_what_it_say
         assert printed.getvalue().splitlines() == said
 
 
-def test_the_replay_in_the_readme_gives_the_figures_below_it() -> None:
-    readme = ROOT / "README.md"
-    (command,) = (source for _, source in fenced(readme, "sh") if source.startswith("pagekeeper "))
-    ((_, figures),) = fenced(readme, "text")
+@pytest.mark.parametrize("document", ["README.md", "docs/tiers.md"])
+def test_the_replay_in_a_document_gives_the_figures_below_it(document: str) -> None:
+    path = ROOT / document
+    (command,) = (source for _, source in fenced(path, "sh") if source.startswith("pagekeeper "))
+    ((_, figures),) = fenced(path, "text")
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, command.split()[1:])
     printed = [
         " ".join(line.replace("━", "").replace("╸", "").split()) for line in result.output.splitlines()
@@ -58,6 +61,15 @@ def test_the_replay_in_the_readme_gives_the_figures_below_it() -> None:
 
 def test_every_metric_has_a_row_in_the_document_and_every_row_a_metric() -> None:
     assert list(METRICS) == list(manager().metrics())
+
+
+def test_every_metric_of_the_host_tier_has_a_row_in_its_document_and_every_row_a_metric() -> None:
+    rows = re.findall(r"^\| `(connector_\w+)` \|", TIERS, re.MULTILINE)
+    shape: dict[str, Any] = dict(n_kv_heads=1, head_dim=1, num_layers=1, page_size=4)
+    memory = np.zeros((9, 32), np.uint8)
+    kv = manager(8, kv_connector_config="rust_tiered", buffers=[memory], **shape)
+    own = [name for name in kv.metrics() if name.startswith("connector_host_")]
+    assert rows == own
 
 
 def test_the_counters_of_the_document_are_zero_in_a_new_manager() -> None:

@@ -3,13 +3,12 @@
 The requests are those of a real conversation trace, all of them. `--long` cuts it into smaller pages.
 """
 
-import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,59 +16,10 @@ import pytest
 import pagekeeper as pk
 from model.cache import Cache, Served
 from model.engine import manager
-
-NAMED = 512
-"""Tokens that one id of the trace names."""
-
-LONGEST_OUTPUT = 2_000
+from model.visits import NAMED, Names, Visit, conversation
 
 POOLS = (160_000, 1_000_000, 6_000_000)
 """Tokens; the longest request has 126,527."""
-
-
-class Visit(NamedTuple):
-    """A request, each of whose ids is a text, and a name for each full block of its prompt and output."""
-
-    number: int
-    ids: list[int]
-    text: int
-    """Tokens of an id's text, a multiple of the page size."""
-    prompt: int
-    output: int
-    names: list[int]
-
-    def tokens(self) -> Any:
-        """Prompt and output; outputs are negative tokens, and the request's alone."""
-        named = np.array(self.ids, np.int32)[:, None] * self.text + np.arange(self.text, dtype=np.int32)
-        output = -1 - self.number * LONGEST_OUTPUT - np.arange(self.output, dtype=np.int32)
-        return np.concatenate([named.ravel()[: self.prompt], output])
-
-
-class Names:
-    """Numbers for prefixes: equal ones for blocks that have the same text and follow the same prefix."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[int, object], int] = {}
-        self.parents: list[int] = []
-
-    def chain(self, texts: Iterable[object]) -> list[int]:
-        """Names the blocks of one sequence, each by its text and the name of the block before."""
-        name, names = -1, []
-        for text in texts:
-            parent, name = name, self.numbers.setdefault((name, text), len(self.parents))
-            if name == len(self.parents):
-                self.parents.append(parent)
-            names.append(name)
-        return names
-
-    def visit(
-        self, number: int, ids: list[int], text: int, prompt: int, output: int, page_size: int
-    ) -> Visit:
-        """A request whose blocks are named by its ids, and not by its tokens."""
-        pages = text // page_size
-        shared = [(ids[page // pages], page % pages) for page in range(prompt // page_size)]
-        alone = [("output", number)] * ((prompt + output) // page_size - len(shared))
-        return Visit(number, ids, text, prompt, output, self.chain([*shared, *alone]))
 
 
 @dataclass
@@ -128,11 +78,7 @@ def test_the_whole_conversation_trace_is_served_as_the_model_serves_it(
 ) -> None:
     page_size = 128 if long_run else NAMED
     names = Names()
-    requests = []
-    with (shared_dir / "traces" / "mooncake_conversation_trace.jsonl").open() as lines:
-        for number, row in enumerate(map(json.loads, lines)):
-            ids, prompt, output = row["hash_ids"], row["input_length"], row["output_length"]
-            requests.append(names.visit(number, ids, NAMED, prompt, output, page_size))
+    requests = list(conversation(shared_dir, names, page_size))
     assert len(requests) == 12_031
     last_use = dict[int, int]()
     caches = pairs(page_size, [size // page_size for size in POOLS])

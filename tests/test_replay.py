@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagekeeper import EvictionPolicy
+from pagekeeper.contents import PageContents, WrongPageError, prefix_numbers
 from pagekeeper.replay import CallTimes, ReplayResult, ReplaySettings, replay
 from pagekeeper.traces import KnownTokens, TraceRequest, read_trace
 from pagekeeper.workloads import ChatWorkload
@@ -175,16 +177,95 @@ def test_a_small_pool_serves_a_whole_chat() -> None:
     assert result.peak_pages <= 50
 
 
+# Host memory
+
+APART = [ask(range(start, start + 9), [99]) for start in (0, 50, 100)]
+"""Prompts of three pages, two of which are full."""
+
+
+def test_what_left_the_device_is_found_in_host_memory() -> None:
+    result = serve(*APART, *APART, pages=3, concurrency=1, host_pages=20)
+    assert (result.hit_tokens, result.host_hit_tokens) == (0, 24)
+    assert (result.token_hit_rate, result.device_token_hit_rate, result.block_hit_rate) == (
+        24 / 54,
+        0,
+        6 / 18,
+    )
+    assert (result.offloaded_blocks, result.loaded_blocks) == (6, 6)
+    assert (result.host_evictions, result.host_dropped_blocks) == (0, 0)
+
+
+def test_host_memory_that_is_full_evicts_the_tail_of_what_was_used_longest_ago() -> None:
+    # Four units: the third prompt evicts both blocks of the first.
+    result = serve(*APART, APART[0], pages=3, concurrency=1, host_pages=4)
+    assert (result.host_hit_tokens, result.host_evictions) == (0, 4)
+
+
+def test_blocks_that_find_no_room_in_host_memory_are_counted() -> None:
+    result = serve(ask(range(21), [99]), pages=6, host_pages=3)  # five full blocks
+    assert (result.offloaded_blocks, result.host_dropped_blocks) == (3, 2)
+
+
+def test_without_evictions_host_memory_changes_nothing() -> None:
+    chat = ChatWorkload(requests=60, users=6, turns=5, system_tokens=40, message_tokens=20, answer_tokens=20)
+    settings = ReplaySettings(page_size=8, pages=5_000, concurrency=6)
+    without = replay(chat, settings)
+    result = replay(chat, replace(settings, host_pages=5_000))
+    assert (result.hit_tokens, result.host_hit_tokens) == (without.hit_tokens, 0)
+
+
+@pytest.mark.parametrize("policy", list(EvictionPolicy))
+def test_a_small_pool_before_host_memory_serves_a_whole_chat(policy: EvictionPolicy) -> None:
+    chat = ChatWorkload(requests=60, users=6, turns=5, system_tokens=40, message_tokens=20, answer_tokens=20)
+    settings = ReplaySettings(page_size=8, pages=50, concurrency=6, host_pages=2_000, eviction_policy=policy)
+    result = replay(chat, settings)
+    everything = replay(chat, replace(settings, pages=5_000, host_pages=0))
+    assert (result.requests, result.output_tokens) == (60, everything.output_tokens)
+    assert result.preemptions > 0
+    assert result.loaded_blocks > result.host_hit_blocks > 0, "preempted requests load too"
+    assert everything.token_hit_rate >= result.token_hit_rate > result.device_token_hit_rate
+
+
+def test_requests_of_different_salts_find_nothing_of_each_other_in_host_memory() -> None:
+    requests = [ask(range(9), [99], salt=salt) for salt in ("red", "blue", "red")]
+    assert serve(*requests, pages=3, concurrency=1, host_pages=20).host_hit_tokens == 8
+
+
+def test_a_page_with_other_bytes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = PageContents.write
+
+    def spoil(self: PageContents, places: Any, numbers: Any) -> None:
+        write(self, places, numbers)
+        self.memory[2, 16] ^= 1  # of the second block the third token
+
+    monkeypatch.setattr(PageContents, "write", spoil)
+    with pytest.raises(WrongPageError, match=r"page \d+ was given for block 1 .* token 6 differs"):
+        serve(*APART[:2], APART[0], pages=3, concurrency=1, host_pages=20)
+
+
+def test_a_number_of_a_prefix_depends_on_every_token_and_the_salt() -> None:
+    tokens = np.arange(8, dtype=np.int32)
+    numbers = prefix_numbers(tokens)
+    assert len(set(numbers.tolist())) == 8
+    for place in range(8):
+        other = tokens.copy()
+        other[place] -= 100
+        assert (prefix_numbers(other) == numbers).tolist() == [index < place for index in range(8)]
+    assert (prefix_numbers(tokens[[1, 0, *range(2, 8)]]) != numbers).all(), "their order counts"
+    assert (prefix_numbers(tokens, "red") != numbers).all()
+
+
 # What is reported
 
 
-def test_two_replays_differ_in_their_times_only() -> None:
+@pytest.mark.parametrize("host_pages", [0, 100])
+def test_two_replays_differ_in_their_times_only(host_pages: int) -> None:
     def timeless(result: ReplayResult) -> ReplayResult:
         never = CallTimes(calls=0, median_us=0.0, total_ms=0.0)
         return replace(result, admit=never, step=never, release=never, wall_s=0.0)
 
     chat = ChatWorkload(requests=30, users=5, system_tokens=40, message_tokens=20, answer_tokens=20)
-    settings = ReplaySettings(page_size=8, pages=60, concurrency=5)
+    settings = ReplaySettings(page_size=8, pages=60, concurrency=5, host_pages=host_pages)
     assert timeless(replay(chat, settings)) == timeless(replay(chat, settings))
 
 

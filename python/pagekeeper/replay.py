@@ -1,6 +1,7 @@
 """Drive the manager with a trace's requests, as a serving loop would, and measure what comes of it.
 
-No model runs: the pages have no memory behind them, and the tokens that a model would sample are the trace's.
+No model runs: the tokens that it would sample are the trace's. Pages have memory only where there is a host
+tier, so that its copies are real; every page that is found there or on the device is then checked.
 Requests are served in the order of the trace, so many at a time: a prompt in one piece, then a token a round
 for the whole batch. When pages run out, the newest request gives up its own and starts over later.
 """
@@ -12,7 +13,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ import numpy.typing as npt
 from pagekeeper import (
     EvictionPolicy,
     InsufficientBlocksError,
+    KVConnectorConfig,
     MHAKVCacheParams,
     PagedKVCacheManager,
     RequestID,
     TextContext,
 )
+from pagekeeper.contents import PageContents, prefix_numbers
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.traces import TraceRequest
 
@@ -46,6 +49,8 @@ class ReplaySettings:
         hash_algo: "ahash64", "sha256" or "sha256_64".
         eviction_policy: which cached block gives way to a new one.
         prefix_caching: whether requests reuse what others computed.
+        host_pages: pages that the host tier has room for, 0 to 2**26; 0: there is none. It needs
+            `prefix_caching`, and 8 bytes a token of memory, for the pool too.
 
     Raises:
         ValueError: a setting is out of its range.
@@ -57,12 +62,21 @@ class ReplaySettings:
     hash_algo: HashAlgorithm = "ahash64"
     eviction_policy: EvictionPolicy = EvictionPolicy.PRIORITY_LRU
     prefix_caching: bool = True
+    host_pages: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name, most in {"page_size": 2**20, "pages": 2**26, "concurrency": 2**16}.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"{name}={getattr(self, name)}: must be from 1 to {most}")
+        ranges = {
+            "page_size": (1, 2**20),
+            "pages": (1, 2**26),
+            "concurrency": (1, 2**16),
+            "host_pages": (0, 2**26),
+        }
+        for name, (least, most) in ranges.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)}: must be from {least} to {most}")
+        if self.host_pages and not self.prefix_caching:
+            raise ValueError(f"host_pages={self.host_pages}: must be 0 without prefix_caching")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +109,20 @@ class ReplayResult:
         requests: requests served to their end.
         rejected: requests that the pool could never hold; counted nowhere else.
         prompt_tokens: tokens of the prompts.
-        hit_tokens: those of them that were in the cache.
+        hit_tokens: those of them that were on the device.
+        host_hit_tokens: those of them that came from host memory.
         prompt_blocks: blocks of the prompts, partial last ones included.
-        hit_blocks: those of them that were in the cache.
+        hit_blocks: those of them that were on the device.
+        host_hit_blocks: those of them that came from host memory.
         output_tokens: tokens generated.
         decode_steps: rounds of the running batch.
         preemptions: how often a request gave up its pages.
-        resumed_hit_tokens: tokens that preempted requests found in the cache when they started over.
-        evictions: cached blocks that gave way to others.
+        resumed_hit_tokens: tokens that preempted requests found on the device when they started over.
+        evictions: cached blocks that gave way to others on the device.
+        loaded_blocks: blocks that came from host memory, for preempted requests too.
+        offloaded_blocks: blocks that were copied to host memory.
+        host_evictions: blocks that gave way to others there.
+        host_dropped_blocks: blocks that found no room there, or no time.
         peak_pages: most pages held by running requests at the end of a round.
         admit: claim, alloc, tables and step of a prompt.
         step: alloc, tables and step of the running batch.
@@ -115,13 +135,19 @@ class ReplayResult:
     rejected: int
     prompt_tokens: int
     hit_tokens: int
+    host_hit_tokens: int
     prompt_blocks: int
     hit_blocks: int
+    host_hit_blocks: int
     output_tokens: int
     decode_steps: int
     preemptions: int
     resumed_hit_tokens: int
     evictions: int
+    loaded_blocks: int
+    offloaded_blocks: int
+    host_evictions: int
+    host_dropped_blocks: int
     peak_pages: int
     admit: CallTimes
     step: CallTimes
@@ -130,17 +156,27 @@ class ReplayResult:
 
     @property
     def token_hit_rate(self) -> float:
-        """Prompt tokens found in the cache, 0 to 1; 0 without prompts."""
-        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+        """Prompt tokens found anywhere, 0 to 1; 0 without prompts."""
+        return _rate(self.hit_tokens + self.host_hit_tokens, self.prompt_tokens)
+
+    @property
+    def device_token_hit_rate(self) -> float:
+        """Prompt tokens found on the device, 0 to 1; 0 without prompts."""
+        return _rate(self.hit_tokens, self.prompt_tokens)
 
     @property
     def block_hit_rate(self) -> float:
-        """Prompt blocks found in the cache, 0 to 1; 0 without prompts."""
-        return self.hit_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
+        """Prompt blocks found anywhere, 0 to 1; 0 without prompts."""
+        return _rate(self.hit_blocks + self.host_hit_blocks, self.prompt_blocks)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, rates included, as plain values that JSON knows."""
-        return asdict(self) | {"token_hit_rate": self.token_hit_rate, "block_hit_rate": self.block_hit_rate}
+        rates = ("token_hit_rate", "device_token_hit_rate", "block_hit_rate")
+        return asdict(self) | {rate: getattr(self, rate) for rate in rates}
+
+
+def _rate(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def replay(
@@ -157,11 +193,27 @@ def replay(
 
     Raises:
         TraceError: `requests` come from a trace that cannot be read.
+        ValueError: this machine has no memory for such a host tier; the message says what it has.
+        WrongPageError: a page that was found did not hold what it should.
     """
     server = _Server(settings, on_request)
     started = time.perf_counter()
     server.serve(iter(requests))
     return server.result(time.perf_counter() - started)
+
+
+class _Stopwatch:
+    """Adds up CPU time of the calling thread while it runs."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self.started = 0
+
+    def start(self) -> None:
+        self.started = time.thread_time_ns()
+
+    def stop(self) -> None:
+        self.ns += time.thread_time_ns() - self.started
 
 
 @dataclass(slots=True, eq=False)
@@ -171,15 +223,24 @@ class _Sequence:
     context: TextContext
     session: str | None
     output: npt.NDArray[np.int32]
+    numbers: npt.NDArray[np.uint64]  # what stands in the place of each token; none without memory
     slot: int | None = None  # from the first attempt to admit it
     sampled: int = 0  # tokens of the output that are known
-    admission_ns: int = 0  # spent on attempts so far
+    admission: _Stopwatch = field(default_factory=_Stopwatch)  # for attempts so far
 
 
 class _Server:
     """One manager, and the requests that wait for it and run on it."""
 
     def __init__(self, settings: ReplaySettings, on_request: Callable[[], object]) -> None:
+        self.contents: PageContents | None = None
+        config: KVConnectorConfig | None = None
+        if settings.host_pages:
+            self.contents = PageContents(settings.pages, settings.page_size)
+            bytes_a_page = self.contents.memory.shape[1]
+            config = KVConnectorConfig(
+                type="rust_tiered", host_offload_max_gb=settings.host_pages * bytes_a_page / 2**30
+            )
         params = MHAKVCacheParams(
             dtype="float32",
             n_kv_heads=1,
@@ -189,12 +250,14 @@ class _Server:
             enable_prefix_caching=settings.prefix_caching,
             kv_hash_algo=settings.hash_algo,
             eviction_policy=settings.eviction_policy,
+            kv_connector_config=config,
         )
         self.manager = PagedKVCacheManager(
             params=params,
             total_num_pages=settings.pages,
             max_batch_size=settings.concurrency,
             allocate_pools=False,
+            buffers=None if self.contents is None else [self.contents.memory],
         )
         self.settings = settings
         self.on_request = on_request
@@ -202,6 +265,7 @@ class _Server:
         self.running: list[_Sequence] = []  # oldest first
         self.out_of_pages = False  # until a request finishes
         self.rejected = self.served = self.output_tokens = self.peak_pages = 0
+        self.host_hit_blocks = 0
         self.admit_ns, self.step_ns, self.release_ns = array("q"), array("q"), array("q")
 
     def serve(self, requests: Iterator[TraceRequest]) -> None:
@@ -215,19 +279,29 @@ class _Server:
 
     def result(self, wall_s: float) -> ReplayResult:
         counted = self.manager.metrics()
+
+        def host(name: str) -> int:
+            return int(counted.get(f"connector_host_{name}", 0))
+
         return ReplayResult(
             settings=self.settings,
             requests=self.served,
             rejected=self.rejected,
             prompt_tokens=int(counted["prompt_tokens"]),
             hit_tokens=int(counted["reused_tokens"]),
+            host_hit_tokens=self.host_hit_blocks * self.settings.page_size,
             prompt_blocks=int(counted["context_blocks"]),
             hit_blocks=int(counted["reused_blocks"]),
+            host_hit_blocks=self.host_hit_blocks,
             output_tokens=self.output_tokens,
             decode_steps=len(self.step_ns),
             preemptions=int(counted["preemptions"]),
             resumed_hit_tokens=int(counted["late_reused_tokens"]),
             evictions=int(counted["evictions"]),
+            loaded_blocks=int(counted["loaded_blocks"]),
+            offloaded_blocks=host("stored_blocks"),
+            host_evictions=host("evicted_blocks"),
+            host_dropped_blocks=host("dropped_no_unit") + host("dropped_busy"),
             peak_pages=self.peak_pages,
             admit=CallTimes.of(self.admit_ns),
             step=CallTimes.of(self.step_ns),
@@ -256,26 +330,27 @@ class _Server:
                 self.rejected += 1
                 self.on_request()
                 continue
+            prompt, output = request.prompt.array(), request.output.array()
             context = TextContext(
-                request_id=RequestID(),
-                max_length=computed + 1,
-                tokens=request.prompt.array(),
-                cache_salt=request.salt,
+                request_id=RequestID(), max_length=computed + 1, tokens=prompt, cache_salt=request.salt
             )
-            self.waiting.append(_Sequence(context, request.session, request.output.array()))
+            numbers = np.empty(0, np.uint64)
+            if self.contents is not None:
+                numbers = prefix_numbers(np.concatenate([prompt, output[:-1]]), request.salt)
+            self.waiting.append(_Sequence(context, request.session, output, numbers))
             return True
         return False
 
     def _prefill(self, sequence: _Sequence) -> bool:
         """Compute all known tokens and sample the next; False when pages are short."""
         token = sequence.output[sequence.sampled :][:1]
-        started = time.thread_time_ns()
+        sequence.admission.start()
         try:
             if sequence.slot is None:
                 sequence.slot = self.manager.claim(sequence.context)
             slots = np.array([sequence.slot], np.int32)
-            self.manager.alloc(slots)
-            self.manager.runtime_inputs([slots])
+            self._plan(sequence, slots)
+            self._forward([sequence], slots, sequence.admission, check=True)
             self.manager.step(slots, token if len(token) else None)
         except InsufficientBlocksError:
             if not self.running:
@@ -283,17 +358,31 @@ class _Server:
             self.out_of_pages = True
             return False
         finally:
-            sequence.admission_ns += time.thread_time_ns() - started
+            sequence.admission.stop()
         sequence.sampled += len(token)
-        self.admit_ns.append(sequence.admission_ns)
-        sequence.admission_ns = 0
+        self.admit_ns.append(sequence.admission.ns)
+        sequence.admission = _Stopwatch()
+        self._settle()
         return True
+
+    def _plan(self, sequence: _Sequence, slots: npt.NDArray[np.int32]) -> None:
+        """Plan the forward of a prompt, behind all that can be loaded. The wait is not counted."""
+        [transfer] = self.manager.alloc(slots)
+        while sequence.context.active_length == 0:
+            if sequence.sampled == 0:
+                self.host_hit_blocks += len(transfer.block_ids)
+            sequence.admission.stop()
+            transfer.synchronize()
+            sequence.admission.start()
+            self.manager.poll_transfers()
+            [transfer] = self.manager.alloc(slots)
 
     def _decode(self) -> None:
         """Compute the newest token of every running request and sample the next, preempting where needed."""
         slots = np.array([sequence.slot for sequence in self.running], np.int32)
         tokens = np.array([sequence.output[sequence.sampled] for sequence in self.running], np.int32)
-        started = time.thread_time_ns()
+        watch = _Stopwatch()
+        watch.start()
         while True:
             try:
                 self.manager.alloc(slots)
@@ -303,14 +392,42 @@ class _Server:
                     raise
                 self.manager.preempt(slots[-1:])
                 slots, tokens = slots[:-1], tokens[:-1]
-        self.manager.runtime_inputs([slots])
+        self._forward(self.running[: len(slots)], slots, watch)
         self.manager.step(slots, tokens)
-        self.step_ns.append(time.thread_time_ns() - started)
+        watch.stop()
+        self.step_ns.append(watch.ns)
         while len(self.running) > len(slots):
             self.waiting.appendleft(self.running.pop())
             self.out_of_pages = True
         for sequence in self.running:
             sequence.sampled += 1
+        self._settle()
+
+    def _forward(
+        self, batch: list[_Sequence], slots: npt.NDArray[np.int32], watch: _Stopwatch, *, check: bool = False
+    ) -> None:
+        """Make the tables; where pages have memory, check what was found, if told to, and compute.
+
+        `watch` runs while the manager works.
+        """
+        if self.contents is None:
+            self.manager.runtime_inputs([slots])
+            return
+        [tables] = self.manager.runtime_inputs([slots], form="vllm")
+        watch.stop()
+        computed = []
+        for sequence, row in zip(batch, np.asarray(tables.block_table), strict=True):
+            start = sequence.context.processed_length
+            computed.append(sequence.numbers[start : start + sequence.context.active_length])
+            if check:
+                self.contents.check(row, sequence.numbers[:start])
+        self.contents.write(np.asarray(tables.slot_mapping), np.concatenate(computed))
+        watch.start()
+
+    def _settle(self) -> None:
+        """Wait until no copy is in flight, so that what is found does not depend on threads."""
+        while self.contents is not None and self.manager.metrics()["copies_in_flight"]:
+            self.manager.poll_transfers()
 
     def _finish(self) -> None:
         """Release the requests whose output is complete."""

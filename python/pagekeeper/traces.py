@@ -99,8 +99,8 @@ class NamedTokens:
     def array(self) -> npt.NDArray[np.int32]:
         """The tokens, int32[len], 0 to 2**31 - 1."""
         position = np.arange(len(self)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
-        texts = _mix(_mix(_spread(np.array([self.space]))) + _spread(self.ids))
-        return (_mix(np.repeat(texts, self.lengths) + _spread(position)) >> np.uint64(33)).astype(np.int32)
+        texts = mixed(mixed(_spread(np.array([self.space]))) + _spread(self.ids))
+        return (mixed(np.repeat(texts, self.lengths) + _spread(position)) >> np.uint64(33)).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +147,7 @@ def _spread(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     return numbers.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every bit counts."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)

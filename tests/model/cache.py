@@ -5,7 +5,9 @@ It knows neither tokens nor hashes: the caller numbers the full blocks, one numb
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Served(NamedTuple):
@@ -18,24 +20,69 @@ class Served(NamedTuple):
     """The page of each block in the end."""
 
 
+class Order(Generic[T]):
+    """Idle blocks in the order in which they go; `policy` is the manager's `eviction_policy`."""
+
+    def __init__(self, policy: str) -> None:
+        self.scan_resistant = {"priority_lru": False, "priority_slru": True}[policy]
+        self.once: OrderedDict[T, int] = OrderedDict()
+        """Blocks that were asked for once, and when they were released."""
+        self.again: OrderedDict[T, int] = OrderedDict()
+        """Blocks that were asked for again; empty under plain LRU."""
+        self.found: set[T] = set()
+        """Blocks that were asked for again, idle or not."""
+        self.turns = 0
+
+    def __len__(self) -> int:
+        return len(self.once) + len(self.again)
+
+    def __contains__(self, block: T) -> bool:
+        return block in self.once or block in self.again
+
+    def push(self, block: T) -> None:
+        """Queues a block behind all that were released before it."""
+        self.turns += 1
+        queue = self.again if self.scan_resistant and block in self.found else self.once
+        queue[block] = self.turns
+
+    def remove(self, block: T) -> None:
+        """Takes a block out: somebody uses it."""
+        if self.once.pop(block, None) is None:
+            del self.again[block]
+
+    def pop(self) -> T:
+        """The least recently released block that was never found again, as long as there is one.
+
+        When more than a third of the idle blocks were found again, that protects none: the least
+        recently released of all goes.
+        """
+        crowded = 3 * len(self.again) > len(self)
+        if not self.once or (crowded and oldest(self.again) < oldest(self.once)):
+            block = self.again.popitem(last=False)[0]
+        else:
+            block = self.once.popitem(last=False)[0]
+        self.found.discard(block)
+        return block
+
+
+def oldest(queue: OrderedDict[T, int]) -> int:
+    """When the first block of a queue was released."""
+    return next(iter(queue.values()))
+
+
 class Cache:
     """Blocks by name, and the pages that hold them; `policy` is the manager's `eviction_policy`."""
 
     def __init__(self, page_size: int, pages: int, policy: str) -> None:
         self.page_size = page_size
-        self.scan_resistant = {"priority_lru": False, "priority_slru": True}[policy]
         self.stored: dict[int, int] = {}
         self.names: dict[int, int] = {}
         """What a page stands for: the reverse of `stored`."""
         self.unused = deque(range(1, pages + 1))
         self.loose: deque[int] = deque()
         """Released pages that stand for nothing, least recently released first."""
-        self.once: OrderedDict[int, int] = OrderedDict()
-        """Idle pages whose block was asked for once, and when they were released."""
-        self.again: OrderedDict[int, int] = OrderedDict()
-        """Idle pages whose block was asked for again; empty under plain LRU."""
-        self.found: set[int] = set()
-        self.releases = 0
+        self.idle: Order[int] = Order(policy)
+        """Released pages that stand for a block."""
         self.evictions = 0
 
     def serve(self, names: Sequence[int], prompt: int, output: int = 0) -> Served:
@@ -46,26 +93,26 @@ class Cache:
             prompt: its tokens. The last is always computed, so its block is no hit.
             output: tokens that follow.
         """
-        row = self.match(names[: (prompt - 1) // self.page_size])
-        hits, taken = len(row), list[int]()
-        for page in row:
-            self.acquire(page)
-            self.found.add(page)
+        row, taken = list[int](), list[int]()
+        hits = self.reuse(names[: (prompt - 1) // self.page_size], row)
         shared = hits
         for tokens in (prompt, prompt + output):
-            fresh = [self.take() for _ in range(-(-tokens // self.page_size) - len(row))]
-            taken += fresh
-            row += fresh
+            taken += self.extend(row, tokens)
             full = tokens // self.page_size
-            for block in range(shared, full):
-                page = row[block]
-                row[block] = self.share(names[block], page)
-                if row[block] != page:  # computed again, and so is all that leads to it
-                    self.found.update(row[: block + 1])
+            self.publish(names, row, shared, full)
             shared = max(shared, full)
         for page in reversed(row):
             self.give_back(page)
         return Served(hits, taken, row)
+
+    def reuse(self, names: Sequence[int], row: list[int]) -> int:
+        """Adds the pages of the longest stored prefix; gives their number."""
+        hits = self.match(names)
+        for page in hits:
+            self.acquire(page)
+            self.idle.found.add(page)
+        row += hits
+        return len(hits)
 
     def match(self, names: Sequence[int]) -> list[int]:
         """Pages of the longest stored prefix."""
@@ -76,6 +123,24 @@ class Cache:
                 break
             pages.append(page)
         return pages
+
+    def extend(self, row: list[int], tokens: int) -> list[int]:
+        """Takes pages so that the row holds so many tokens; gives the new ones."""
+        fresh = [self.take() for _ in range(-(-tokens // self.page_size) - len(row))]
+        row += fresh
+        return fresh
+
+    def publish(self, names: Sequence[int], row: list[int], first: int, end: int) -> list[int]:
+        """Stores computed blocks; gives those that are new. A row goes on with the pages of stored twins."""
+        new = []
+        for block in range(first, end):
+            page = row[block]
+            row[block] = self.share(names[block], page)
+            if row[block] == page:
+                new.append(block)
+            else:  # computed again, and so is all that leads to it
+                self.idle.found.update(row[: block + 1])
+        return new
 
     def share(self, name: int, page: int) -> int:
         """Stores a computed block; gives the page to go on with: its own, or that of the stored twin."""
@@ -90,18 +155,14 @@ class Cache:
 
     def acquire(self, page: int) -> None:
         """Takes a stored page out of its queue."""
-        if self.once.pop(page, None) is None:
-            del self.again[page]
+        self.idle.remove(page)
 
     def give_back(self, page: int) -> None:
         """Queues a page behind all that were released before it."""
-        self.releases += 1
-        if page not in self.names:
-            self.loose.append(page)
-        elif self.scan_resistant and page in self.found:
-            self.again[page] = self.releases
+        if page in self.names:
+            self.idle.push(page)
         else:
-            self.once[page] = self.releases
+            self.loose.append(page)
 
     def take(self) -> int:
         """A page for new KV: one that stands for nothing if there is any, else the next victim."""
@@ -109,24 +170,7 @@ class Cache:
             return self.loose.popleft()
         if self.unused:
             return self.unused.popleft()
-        page = self.victim()
+        page = self.idle.pop()
         del self.stored[self.names.pop(page)]
-        self.found.discard(page)
         self.evictions += 1
         return page
-
-    def victim(self) -> int:
-        """The least recently released block that was never found again, as long as there is one.
-
-        When more than a third of the idle blocks were found again, that protects none: the least
-        recently released of all goes.
-        """
-        crowded = 3 * len(self.again) > len(self.once) + len(self.again)
-        if not self.once or (crowded and oldest(self.again) < oldest(self.once)):
-            return self.again.popitem(last=False)[0]
-        return self.once.popitem(last=False)[0]
-
-
-def oldest(queue: OrderedDict[int, int]) -> int:
-    """When the first page of a queue was released."""
-    return next(iter(queue.values()))

@@ -14,6 +14,7 @@ MANAGER_OPTIONS = {
     "reserve",
     "allocate_pools",
     "connector",
+    "buffers",
 }
 SEED = "0123456789abcdef" * 4
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -14,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pagekeeper import EvictionPolicy
 from pagekeeper.cli.report import summary
+from pagekeeper.contents import WrongPageError
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.replay import POOL_TOKENS, ReplayResult, ReplaySettings
 from pagekeeper.replay import replay as run
@@ -43,6 +46,7 @@ _EXAMPLES = """\b
 Examples:
   pagekeeper replay --generate 1000
   pagekeeper replay conversation_trace.jsonl --requests 600 --pool-tokens 500000
+  pagekeeper replay conversation_trace.jsonl --pool-tokens 500000 --host 4x
   pagekeeper replay sessions/ --page-size 64 --json
 """
 
@@ -69,6 +73,12 @@ Examples:
     "--pool-tokens", type=_POSITIVE, metavar="TOKENS", help=f"Size of the pool.  [default: {POOL_TOKENS}]"
 )
 @click.option("--pages", type=_POSITIVE, metavar="N", help="Size of the pool, in pages.")
+@click.option(
+    "--host",
+    metavar="SIZE",
+    help="Keep blocks in host memory too: so many tokens, or times the pool, as in 2000000 or 4x. Real "
+    "memory is used, 8 bytes a token, and every page that is found is checked.",
+)
 @click.option(
     "--concurrency",
     type=_POSITIVE,
@@ -109,6 +119,7 @@ def replay(
     page_size: int,
     pool_tokens: int | None,
     pages: int | None,
+    host: str | None,
     concurrency: int,
     hash_algo: str,
     policy: str,
@@ -138,6 +149,9 @@ def replay(
         raise click.UsageError(
             f"--pool-tokens {pool_tokens or POOL_TOKENS}: not one page of {page_size} tokens"
         )
+    if host and no_prefix_caching:
+        raise click.UsageError("--host goes with the prefix cache, not with --no-prefix-caching")
+    host_pages = _host_pages(host, pages, page_size) if host else 0
     try:
         settings = ReplaySettings(
             page_size=page_size,
@@ -146,6 +160,7 @@ def replay(
             hash_algo=cast(HashAlgorithm, hash_algo),
             eviction_policy=EvictionPolicy(policy),
             prefix_caching=not no_prefix_caching,
+            host_pages=host_pages,
         )
         generated = ChatWorkload(requests=generate, **chat_fields) if generate else None
     except ValueError as error:
@@ -160,11 +175,34 @@ def replay(
     except TraceError as error:
         raise BadInput(str(error)) from None
     except MemoryError:
-        raise BadInput(f"no memory for the tables of {concurrency} requests of up to {pages} pages") from None
+        raise BadInput(
+            f"no memory for the tables of {concurrency} requests of up to {pages} pages"
+            f"{', or for the pages' if host else ''}"
+        ) from None
+    except WrongPageError as error:
+        raise click.ClickException(f"the cache is wrong: {error}") from None
+    except ValueError as error:
+        if not host:
+            raise
+        raise BadInput(f"--host {host}: {host_pages} pages of {8 * page_size} bytes: {error}") from None
     if as_json:
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:
         Console().print(summary(result, _source(trace)))
+
+
+def _host_pages(size: str, pages: int, page_size: int) -> int:
+    """Pages of a host tier whose size is given in tokens or in pools."""
+    number = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)x", size, re.ASCII)
+    if not number:
+        raise click.UsageError(
+            f"--host {size}: must be a number of tokens, or of pools with an x behind it, as in 4x"
+        )
+    tokens, pools = number.groups()
+    host_pages = int(tokens) // page_size if tokens else int(Decimal(pools) * pages)
+    if not host_pages:
+        raise click.UsageError(f"--host {size}: not one page of {page_size} tokens")
+    return host_pages
 
 
 def _source(trace: tuple[Path, ...]) -> str:

@@ -21,6 +21,8 @@ def summary(result: ReplayResult, source: str) -> RenderableType:
     if not settings.prefix_caching:
         caching = "no prefix caching"
     pool = f"{settings.pages:,} pages of {settings.page_size} tokens"
+    if settings.host_pages:
+        pool += f" and {settings.host_pages:,} in host memory"
     setup = f"{pool}, {settings.concurrency} requests at a time, {caching}"
     total = f"{result.wall_s:.1f} s in all, the making of tokens included"
     return Group("", title, Text(setup, style="dim"), "", _facts(result), "", _calls(result), "", total)
@@ -35,15 +37,26 @@ def _facts(result: ReplayResult) -> Table:
     bar = ProgressBar(total=1.0, completed=rate, width=24, complete_style="green", finished_style="green")
     table.add_row("Requests served", f"{result.requests:,}", _but(result.rejected, "too large for the pool"))
     table.add_row("Prompt tokens", f"{result.prompt_tokens:,}", f"in {result.prompt_blocks:,} blocks")
-    table.add_row(Text("  from the cache", "green"), Text(f"{result.hit_tokens:,}", "green"), bar)
+    host = result.settings.host_pages > 0
+    where = "on the device" if host else "from the cache"
+    table.add_row(Text(f"  {where}", "green"), Text(f"{result.hit_tokens:,}", "green"), bar)
+    if host:
+        table.add_row(Text("  in host memory", "green"), Text(f"{result.host_hit_tokens:,}", "green"), "")
     table.add_row(
         "  hit rate",
         Text(f"{rate:.1%}", "bold green"),
         f"of the tokens, {result.block_hit_rate:.1%} of the blocks",
     )
+    if host:
+        table.add_row("  on the device alone", f"{result.device_token_hit_rate:.1%}", "of the tokens")
     table.add_row("Output tokens", f"{result.output_tokens:,}", f"in {result.decode_steps:,} decode steps")
     table.add_row("Pages at the peak", f"{result.peak_pages:,}", f"of {result.settings.pages:,}")
     table.add_row("Blocks evicted", f"{result.evictions:,}", "")
+    if host:
+        dropped = _but(result.host_dropped_blocks, "dropped for want of room or time")
+        table.add_row("  offloaded to the host", f"{result.offloaded_blocks:,}", dropped)
+        table.add_row("  evicted there", f"{result.host_evictions:,}", "")
+        table.add_row("  loaded from there", f"{result.loaded_blocks:,}", "each page checked")
     table.add_row(
         "Preemptions", f"{result.preemptions:,}", _but(result.resumed_hit_tokens, "tokens found again")
     )
