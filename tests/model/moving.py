@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import pagekeeper as pk
+from model.live import Live
 from model.requests import NoRoom
 from model.serving import Serving
 from model.tier import LateCopy
@@ -204,6 +205,11 @@ class Moving(Serving):
             elif waited:
                 self.ready.append(name)
         self.model.release(over)
+
+    def release(self, batch: Sequence[Live] | None = None) -> None:
+        super().release(batch)
+        claimed = {one.ctx.request_id for one in self.live}
+        self.ready = [name for name in self.ready if name in claimed]
 
     def check_ready(self, names: Sequence[object]) -> None:
         assert names == self.ready

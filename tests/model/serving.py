@@ -164,9 +164,8 @@ class Serving(Stage, ABC):
         self.note(f"release {self.places(batch)}")
         for one in batch:
             self.check_content(one)
-        slots, names = [one.ctx.slot for one in batch], [one.ctx.request_id for one in batch]
-        self.model.release(names)
-        self.ready = [name for name in self.ready if name not in names]
+        slots = [one.ctx.slot for one in batch]
+        self.model.release([one.ctx.request_id for one in batch])
         self.kv.release(self.form(batch))
         self.gone += [(one.ctx, slot) for one, slot in zip(batch, slots, strict=True)]
         self.live = [one for one in self.live if one not in batch]
