@@ -83,7 +83,7 @@ impl RemoteMover {
     /// # Errors
     /// No answer, or another than expected.
     pub fn join(stream: UnixStream, hello: Hello, patience: Duration) -> Result<RemoteMover, LinkError> {
-        let patience = patience.clamp(Duration::from_millis(8), Duration::from_secs(3600));
+        let patience = patience.clamp(Duration::from_millis(8), Duration::from_hours(1));
         let (state, changed) = (Mutex::default(), Condvar::new());
         let mover = RemoteMover { shared: Arc::new(Shared { hello, patience, state, changed }) };
         mover.rejoin(stream)?;
@@ -120,7 +120,7 @@ impl Mover for RemoteMover {
         if !state.takes_jobs() {
             let outcome = if state.stopped { Outcome::Cancelled } else { self.shared.failed("is lost") };
             drop(state);
-            tasks.iter().for_each(|task| task.end(outcome.clone()));
+            end_all(&tasks, &outcome);
             return;
         }
         for task in tasks {
@@ -216,7 +216,7 @@ impl Shared {
         let outcome = if state.ending { Outcome::Cancelled } else { self.failed(why) };
         let tasks: Vec<Arc<dyn Task>> = state.jobs.values().map(|job| Arc::clone(&job.task)).collect();
         drop(state);
-        tasks.iter().for_each(|task| task.end(outcome.clone()));
+        end_all(&tasks, &outcome);
         let mut state = self.state.lock();
         state.jobs.clear();
         state.storing = 0;
@@ -227,6 +227,12 @@ impl Shared {
 
     fn failed(&self, why: &str) -> Outcome {
         Outcome::Failed(format!("the worker of shard {} {why}", self.hello.shard))
+    }
+}
+
+fn end_all(tasks: &[Arc<dyn Task>], outcome: &Outcome) {
+    for task in tasks {
+        task.end(outcome.clone());
     }
 }
 

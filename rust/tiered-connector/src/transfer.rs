@@ -30,7 +30,6 @@ pub struct Handoff {
 
 impl Handoff {
     /// An empty list.
-    #[expect(clippy::new_ret_no_self, reason = "it is always shared")]
     pub fn new() -> Arc<Handoff> {
         Arc::new(Handoff { ended: Lock::new(Ended::default()), any: Flag::new() })
     }

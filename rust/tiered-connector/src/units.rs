@@ -99,7 +99,9 @@ mod tests {
             let expected: Vec<UnitId> = one.intersection(&other).copied().map(UnitId).collect();
             prop_assert_eq!(common.iter().collect::<Vec<_>>(), expected);
             let mut rest = set(&one);
-            other.iter().for_each(|&unit| rest.remove(UnitId(unit)));
+            for &unit in &other {
+                rest.remove(UnitId(unit));
+            }
             for unit in 0..400 {
                 prop_assert_eq!(rest.contains(UnitId(unit)), one.contains(&unit) && !other.contains(&unit));
             }

@@ -69,6 +69,7 @@ impl Worker {
         orders.said.lock().over = true;
         orders.changed.notify_all();
         _ = writer.join(); // nothing in it panics
+        drop(stream); // hangs up
         served
     }
 
@@ -98,7 +99,10 @@ impl Worker {
                 Ok(Some(Message::Job(job))) => self.begin(job, orders)?,
                 Ok(Some(Message::Cancel(id))) => orders.cancel(id),
                 Ok(Some(Message::Ping { until })) => orders.answer(until),
-                Ok(Some(Message::Shutdown)) => return Ok(Served::ShutDown),
+                Ok(Some(Message::Shutdown)) => {
+                    orders.cancel_all();
+                    return Ok(Served::ShutDown);
+                }
                 Ok(Some(other)) => return Err(LinkError::Unexpected(format!("{other:?}"))),
                 Ok(None) => {}
                 Err(LinkError::Closed) => return Ok(Served::Left),
@@ -165,6 +169,10 @@ impl Orders {
         }
     }
 
+    fn cancel_all(&self) {
+        self.on_their_way.lock().values().for_each(|order| order.cancelled.store(true, Ordering::Relaxed));
+    }
+
     /// The writer's life.
     fn write(&self, mut stream: &UnixStream) {
         let mut frames = Vec::new();
@@ -218,9 +226,10 @@ impl Task for Order {
 
     fn end(&self, outcome: Outcome) {
         let Order { job, orders, .. } = self;
-        let asked = self.cancelled.load(Ordering::Relaxed) || orders.over.load(Ordering::Relaxed);
         let outcome = match outcome {
-            Outcome::Cancelled if !asked => Outcome::Failed("the scheduler was not heard of in time".into()),
+            Outcome::Cancelled if !self.cancelled.load(Ordering::Relaxed) => {
+                Outcome::Failed("the worker heard no more of the scheduler".into())
+            }
             outcome => outcome,
         };
         if job.direction == Direction::Store && outcome == Outcome::Done {

@@ -168,9 +168,8 @@ fn a_worker_that_answers_pings_is_not_lost() {
 fn a_worker_may_copy_until_a_time_before_it_is_taken_for_dead() {
     let (mut played, mover) = joined();
     let heard = loop {
-        match played.frames.next(&played.stream).unwrap() {
-            Some(Message::Ping { until }) => break until,
-            _ => {}
+        if let Some(Message::Ping { until }) = played.frames.next(&played.stream).unwrap() {
+            break until;
         }
     };
     let completion = submit(&mover, Direction::Store, &[1]);

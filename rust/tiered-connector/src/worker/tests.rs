@@ -105,7 +105,7 @@ fn jobs_end_as_the_engine_says() {
         go.send(outcome.clone()).unwrap();
         let expected = match outcome {
             // Nobody asked for that.
-            Outcome::Cancelled => Outcome::Failed("the scheduler was not heard of in time".into()),
+            Outcome::Cancelled => Outcome::Failed("the worker heard no more of the scheduler".into()),
             outcome => outcome,
         };
         assert_eq!(played.hears(), Message::Ended(JobId(id as u64), expected));
@@ -130,10 +130,26 @@ fn a_cancelled_job_is_given_up() {
 }
 
 #[test]
+fn a_shutdown_cancels_everything() {
+    let (worker, _go) = worker();
+    let (mut played, _) = serve(worker);
+    played.pings(SOON);
+    played.says(&job(1, Direction::Load, 1));
+    played.says(&job(2, Direction::Store, 2));
+    played.says(&Message::Shutdown);
+    let mut ended = [played.hears(), played.hears()];
+    ended.sort_by_key(|message| matches!(message, Message::Ended(JobId(2), _)));
+    assert_eq!(ended, [1, 2].map(|id| Message::Ended(JobId(id), Outcome::Cancelled)));
+    let (worker, served) = played.hangs_up();
+    assert_eq!(served.unwrap(), Served::ShutDown);
+    worker.stop();
+}
+
+#[test]
 fn nothing_is_copied_after_the_time_that_the_scheduler_named() {
     let (worker, _go) = worker();
     let (mut played, _) = serve(worker);
-    let late = Outcome::Failed("the scheduler was not heard of in time".into());
+    let late = Outcome::Failed("the worker heard no more of the scheduler".into());
     played.says(&job(1, Direction::Load, 1));
     assert_eq!(played.hears(), Message::Ended(JobId(1), late.clone()), "no time was named yet");
     played.pings(Duration::from_millis(50));
@@ -172,7 +188,8 @@ fn the_scheduler_hears_no_end_of_the_stream_before_the_copies_have_ended() {
     played.pings(SOON);
     played.says(&job(1, Direction::Load, 1));
     played.stream.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(played.hears(), Message::Ended(JobId(1), Outcome::Cancelled));
+    let late = Outcome::Failed("the worker heard no more of the scheduler".into());
+    assert_eq!(played.hears(), Message::Ended(JobId(1), late));
     assert!(matches!(played.frames.next(&played.stream), Err(LinkError::Closed)));
     played.hangs_up().0.stop();
 }
