@@ -83,7 +83,9 @@ impl Mover for Lanes {
         let mut queue = self.shared.queue.lock();
         if queue.closed {
             drop(queue);
-            tasks.iter().for_each(|task| task.end(Outcome::Cancelled));
+            for task in tasks {
+                task.end(Outcome::Cancelled);
+            }
             return;
         }
         for task in tasks {

@@ -37,11 +37,13 @@ impl Flag {
     }
 
     pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        // A swap, because loom lets a store beside the swap below come before it though it was not seen.
+        self.0.swap(true, Ordering::Release);
     }
 
+    /// A load where it is not set.
     pub(crate) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::Acquire)
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Acquire)
     }
 }
 

@@ -34,7 +34,7 @@ impl Handoff {
         Arc::new(Handoff { ended: Lock::new(Ended::default()), any: Flag::new() })
     }
 
-    /// Takes what has ended since the last call. Costs one atomic operation when that is nothing.
+    /// Takes what has ended since the last call. Costs one atomic load when that is nothing.
     pub fn take(&self) -> Ended {
         if self.any.take() { std::mem::take(&mut *self.ended.lock()) } else { Ended::default() }
     }

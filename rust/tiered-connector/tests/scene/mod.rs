@@ -15,20 +15,20 @@ use tiered_connector::mover::Mover;
 use tiered_connector::shards::Shards;
 use workers::Workers;
 
-pub use workers::work;
+pub(crate) use workers::work;
 
 /// Pages of each pool, the null page counted.
-pub const PAGES: u32 = 2 * UNITS + 1;
+pub(crate) const PAGES: u32 = 2 * UNITS + 1;
 /// Units of the tier.
-pub const UNITS: u32 = 8;
+pub(crate) const UNITS: u32 = 8;
 /// Limit of every wait.
-pub const SOON: Duration = Duration::from_secs(30);
+pub(crate) const SOON: Duration = Duration::from_secs(30);
 /// How long a worker may be silent.
-pub const PATIENCE: Duration = Duration::from_millis(1500);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Where the shards are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Setup {
+pub(crate) enum Setup {
     /// One, in this process.
     Lanes,
     /// Two, in this process.
@@ -38,14 +38,14 @@ pub enum Setup {
 }
 
 /// A tier.
-pub struct Scene {
-    pub connector: TieredConnector,
+pub(crate) struct Scene {
+    pub(crate) connector: TieredConnector,
     pools: Pools,
     workers: Workers,
 }
 
 /// Waits for what another thread or process does.
-pub fn until(what: &str, happened: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, happened: impl Fn() -> bool) {
     let began = Instant::now();
     while !happened() {
         assert!(began.elapsed() < SOON, "waited in vain: {what}");
@@ -74,7 +74,7 @@ impl Drop for Directory {
 
 impl Scene {
     /// Runs a test, and looks at the books after it.
-    pub fn with(setup: Setup, test: impl FnOnce(&Scene)) {
+    pub(crate) fn with(setup: Setup, test: impl FnOnce(&Scene)) {
         let directory = Directory::new();
         let path = &directory.0;
         let shards = if setup == Setup::Lanes { 1 } else { 2 };
@@ -99,17 +99,17 @@ impl Scene {
         scene.connector.verify().unwrap();
     }
 
-    pub fn shards(&self) -> usize {
+    pub(crate) fn shards(&self) -> usize {
         self.pools.shards()
     }
 
     /// Writes the bytes of a block into a page, on every shard.
-    pub fn fill(&self, page: u32, block: u64) {
+    pub(crate) fn fill(&self, page: u32, block: u64) {
         (0..self.shards()).for_each(|shard| self.pools.fill(shard, page, block));
     }
 
     /// Looks for the bytes of a block in a page, on every shard.
-    pub fn assert_holds(&self, page: u32, block: u64) {
+    pub(crate) fn assert_holds(&self, page: u32, block: u64) {
         for shard in 0..self.shards() {
             assert!(
                 self.pools.holds(shard, page, block),
@@ -119,51 +119,51 @@ impl Scene {
     }
 
     /// Holds copies of a shard up, or lets them go on.
-    pub fn hold(&self, shard: usize, held: bool) {
+    pub(crate) fn hold(&self, shard: usize, held: bool) {
         self.control(shard).held.store(held.into(), Ordering::SeqCst);
     }
 
-    pub fn hold_all(&self, held: bool) {
+    pub(crate) fn hold_all(&self, held: bool) {
         (0..self.shards()).for_each(|shard| self.hold(shard, held));
     }
 
     /// Makes copies of a shard fail.
-    pub fn fail(&self, shard: usize, failing: bool) {
+    pub(crate) fn fail(&self, shard: usize, failing: bool) {
         self.control(shard).failing.store(failing.into(), Ordering::SeqCst);
     }
 
     /// Shards where a copy is held up.
-    pub fn running(&self) -> usize {
+    pub(crate) fn running(&self) -> usize {
         let running = |&shard: &usize| self.control(shard).running.load(Ordering::SeqCst) > 0;
         (0..self.shards()).filter(running).count()
     }
 
     /// Ends a worker's process at once.
-    pub fn kill(&self, shard: usize) {
+    pub(crate) fn kill(&self, shard: usize) {
         self.workers.kill(shard);
         self.control(shard).running.store(0, Ordering::SeqCst);
     }
 
     /// Puts another process in the place of one that was killed.
-    pub fn restart(&self, shard: usize) {
+    pub(crate) fn restart(&self, shard: usize) {
         self.workers.restart(shard);
     }
 
-    pub fn stop(&self, shard: usize) {
+    pub(crate) fn stop(&self, shard: usize) {
         self.workers.signal(shard, rustix::process::Signal::STOP);
     }
 
-    pub fn go_on(&self, shard: usize) {
+    pub(crate) fn go_on(&self, shard: usize) {
         self.workers.signal(shard, rustix::process::Signal::CONT);
     }
 
     /// Makes a worker hang up.
-    pub fn disconnect(&self, shard: usize) {
+    pub(crate) fn disconnect(&self, shard: usize) {
         self.workers.disconnect(shard);
     }
 
     /// Lets the worker that hung up connect again; whether it did.
-    pub fn rejoin(&self, shard: usize) -> bool {
+    pub(crate) fn rejoin(&self, shard: usize) -> bool {
         self.workers.rejoin(shard)
     }
 

@@ -117,7 +117,7 @@ fn accept(listener: &UnixListener, timeout: Duration) -> UnixStream {
 }
 
 /// A worker's life: serves whoever listens, until it is told that this was all or nobody listens.
-pub fn work() {
+pub(crate) fn work() {
     let (Ok(directory), Ok(shard)) = (std::env::var(DIRECTORY), std::env::var(SHARD)) else { return };
     let (directory, shard) = (PathBuf::from(directory), shard.parse().unwrap());
     let engine = Controlled::new(&Pools::open(&directory), shard);
