@@ -41,30 +41,39 @@ impl Scene {
     fn blocks_that_are_found(&self) -> usize {
         KEYS.iter().filter(|key| self.index.contains(key)).count()
     }
-}
 
-/// Two lanes end a job each, while the connector is called.
-fn two_lanes() {
-    let mut scene = scene();
-    let lanes: Vec<_> =
-        scene.tasks.drain(..).map(|task| thread::spawn(move || task.end(Outcome::Done))).collect();
-    // The tag may be told before the handle is settled, but never before the jobs.
-    let told = scene.enter();
-    if told > 0 {
-        assert_eq!(scene.blocks_that_are_found(), 2);
+    /// Lanes that end a job each.
+    fn lanes(&mut self) -> Vec<thread::JoinHandle<()>> {
+        self.tasks.drain(..).map(|task| thread::spawn(move || task.end(Outcome::Done))).collect()
     }
-    assert_eq!(scene.completion.wait(None), Some(completion::Outcome::Done));
-    assert_eq!(told + scene.enter(), 1);
-    assert_eq!(scene.blocks_that_are_found(), 2, "a settled store is found");
-    for lane in lanes {
-        lane.join().unwrap();
-    }
-    scene.index.verify().unwrap();
 }
 
 #[test]
 fn who_sees_a_transfer_settled_finds_its_jobs_among_those_that_ended() {
-    loom::model(two_lanes);
+    loom::model(|| {
+        let mut scene = scene();
+        let lanes = scene.lanes();
+        assert_eq!(scene.completion.wait(None), Some(completion::Outcome::Done));
+        assert_eq!(scene.enter(), 1);
+        assert_eq!(scene.blocks_that_are_found(), 2, "a settled store is found");
+        lanes.into_iter().for_each(|lane| lane.join().unwrap());
+        scene.index.verify().unwrap();
+    });
+}
+
+#[test]
+fn a_transfer_is_told_of_once_and_with_all_its_jobs() {
+    loom::model(|| {
+        let mut scene = scene();
+        let lanes = scene.lanes();
+        let told = scene.enter();
+        if told > 0 {
+            assert_eq!(scene.blocks_that_are_found(), 2);
+        }
+        lanes.into_iter().for_each(|lane| lane.join().unwrap());
+        assert_eq!(told + scene.enter(), 1);
+        assert_eq!(scene.blocks_that_are_found(), 2);
+    });
 }
 
 /// A job that counts down before it stands in the list: another may settle the transfer in between.
@@ -107,9 +116,7 @@ fn loom_finds_a_job_that_counts_before_it_stands_in_the_list() {
         completion.wait(None);
         scene.enter();
         assert_eq!(scene.blocks_that_are_found(), 2, "a settled store is found");
-        for lane in lanes {
-            lane.join().unwrap();
-        }
+        lanes.into_iter().for_each(|lane| lane.join().unwrap());
     });
 }
 
