@@ -179,7 +179,8 @@ impl State {
 impl Shared {
     /// A worker has joined.
     fn begin(self: &Arc<Shared>, stream: UnixStream, frames: Frames, held: UnitSet) -> Result<(), LinkError> {
-        let writing = stream.try_clone()?;
+        let stream = Arc::new(stream);
+        let writing = Arc::clone(&stream);
         let patience = Instant::now() + self.patience;
         let mut state = self.state.lock();
         while state.worker != Worker::Gone && Instant::now() < patience {

@@ -60,7 +60,8 @@ impl Worker {
             said: Mutex::default(),
             changed: Condvar::new(),
         });
-        let (writing, writer) = (stream.try_clone()?, Arc::clone(&orders));
+        let stream = Arc::new(stream);
+        let (writing, writer) = (Arc::clone(&stream), Arc::clone(&orders));
         let writer =
             std::thread::Builder::new().name("pk-worker".into()).spawn(move || writer.write(&writing))?;
         let served = self.hear(&stream, &mut frames, &orders);
@@ -69,7 +70,7 @@ impl Worker {
         orders.said.lock().over = true;
         orders.changed.notify_all();
         _ = writer.join(); // nothing in it panics
-        drop(stream); // hangs up
+        drop(stream); // the last: hangs up
         served
     }
 
