@@ -4,6 +4,9 @@ use super::{TierIndex, page};
 use crate::job::UnitId;
 use crate::units::UnitSet;
 
+#[cfg(test)]
+mod tests;
+
 impl TierIndex {
     /// Forgets the blocks whose units are not among `held`. Stores on their way end unseen: whoever wrote their
     /// bytes may have lost them since.
