@@ -41,15 +41,16 @@ test-rust: $(DEPS) ## Rust tests (cargo-nextest where it is installed) and docte
 	  else cargo test --workspace --locked --lib --bins --tests; fi
 	cargo test --workspace --exclude bindings --locked --doc
 
-test-loom: ## every interleaving of small models of the completion handle, by loom
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test -p completion --lib --locked
+test-loom: ## every interleaving of small models: the completion handle, the end of copies; by loom
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
+	  cargo test -p completion -p tiered-connector --lib --locked models::
 
 # ThreadSanitizer with the stable compiler and its prebuilt standard library.
 test-threads: ## Rust stress tests under ThreadSanitizer (a build of its own: minutes at first)
 	CARGO_TARGET_DIR=target/threads RUSTC_BOOTSTRAP=1 \
 	  RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
 	  TSAN_OPTIONS="suppressions=$(abspath .config/tsan-suppressions.txt)" \
-	  cargo test -p completion -p cache-manager --test threads --target x86_64-unknown-linux-gnu --locked
+	  cargo test -p completion -p cache-manager -p tiered-connector --test threads --target x86_64-unknown-linux-gnu --locked
 
 test-python: $(NATIVE) ## pytest, the docstrings' examples included
 	$(BIN)/pytest

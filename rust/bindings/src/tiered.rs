@@ -4,7 +4,7 @@ use crate::adopt::{Adopted, adopt};
 use crate::errors;
 use crate::tokens::pages_from;
 use crate::transfer::Transfer;
-use block_pool::{PageId, PolicyError, Priority, Step};
+use block_pool::{PageId, PolicyError, Step};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -175,8 +175,7 @@ impl TieredConnector {
     ) -> PyResult<Transfer> {
         _ = replica_idx;
         let (pages, blocks) = self.blocks(block_ids, block_hashes)?;
-        let offer = |(key, page)| Offer { key, page, priority: Priority::DEFAULT };
-        let offers: Vec<Offer> = blocks.into_iter().map(offer).collect();
+        let offers: Vec<Offer> = blocks.into_iter().map(Offer::from).collect();
         match self.core.offload(&offers, Step(0), None).map_err(closed)? {
             Offered::Storing(completion) => Ok(Transfer::new(completion, pages)),
             Offered::Dropped => {

@@ -1,15 +1,18 @@
-//! The connector of one process: the index and the lanes, joined.
+//! The connector: the index of a process and a mover, joined.
 //!
-//! Calls do bookkeeping and return; the bytes move in the lanes. Every call first tells the index what has ended.
+//! Calls do bookkeeping and return; the mover moves the bytes. Every call first tells the index what has ended.
 
 use crate::copy::CopyEngine;
 use crate::index::{IndexCounters, IndexFault, TierIndex};
-use crate::job::{Job, JobId, Offer, Outcome, TierKey};
-use crate::lanes::{Ended, Lanes, Transfer};
+use crate::job::{Job, Offer, Outcome, TierKey};
+use crate::lanes::Lanes;
+use crate::mover::{Memory, Mover};
+use crate::transfer::{Ended, Handoff};
 use block_pool::{EvictionPolicy, PageId, Step};
 use completion::Completion;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -18,6 +21,8 @@ mod tests;
 
 /// Bytes of one job: a long copy is many jobs, so that lanes share it and blocks are found as they land.
 const JOB_BYTES: usize = 16 << 20;
+/// Most blocks of one job.
+pub(crate) const JOB_BLOCKS: usize = 1 << 16;
 
 /// Why a connector takes no copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -48,7 +53,7 @@ pub enum Refused {
 pub enum Offered {
     /// Those that are not here yet, and for which there are units, are on their way; perhaps none.
     Storing(Completion),
-    /// The lanes have fallen behind: the blocks were dropped.
+    /// The lanes have fallen behind, or the memory is out of reach: the blocks were dropped.
     Dropped,
 }
 
@@ -59,6 +64,10 @@ pub struct TierMetrics {
     pub index: IndexCounters,
     /// Blocks offered that were dropped because the lanes had fallen behind.
     pub dropped_busy: u64,
+    /// Blocks offered that were dropped because the memory was out of reach.
+    pub dropped_lost: u64,
+    /// Times that the memory went out of reach.
+    pub losses: u64,
     /// Blocks that can be found.
     pub blocks: u32,
     /// Units in all.
@@ -67,10 +76,11 @@ pub struct TierMetrics {
     pub jobs: usize,
 }
 
-/// A host tier and its lanes.
+/// A host tier and its mover.
 pub struct TieredConnector {
     inner: Mutex<Inner>,
-    lanes: Lanes,
+    mover: Box<dyn Mover>,
+    handoff: Arc<Handoff>,
     unit_bytes: usize,
     blocks_a_job: usize,
     process: u32,
@@ -82,8 +92,18 @@ struct Inner {
     transfers: Vec<(u64, Outcome)>,
     /// Tags of copies that were begun and not asked for.
     copying: HashSet<u64>,
+    /// Whether the memory is out of reach: nothing is found then.
+    lost: bool,
+    losses: u64,
     dropped_busy: u64,
+    dropped_lost: u64,
     closed: bool,
+}
+
+impl Inner {
+    fn finds(&self, key: &TierKey) -> bool {
+        !self.lost && self.index.contains(key)
+    }
 }
 
 impl TieredConnector {
@@ -99,20 +119,33 @@ impl TieredConnector {
         lanes: usize,
         engine: Box<dyn CopyEngine>,
     ) -> std::io::Result<TieredConnector> {
-        let index = TierIndex::new(units, policy);
-        Ok(TieredConnector {
+        Ok(Self::with_mover(units, unit_bytes, policy, Box::new(Lanes::start(lanes, engine)?)))
+    }
+
+    /// A tier of `units` units of `unit_bytes` bytes, all of them behind `mover`.
+    pub fn with_mover(
+        units: u32,
+        unit_bytes: usize,
+        policy: EvictionPolicy,
+        mover: Box<dyn Mover>,
+    ) -> TieredConnector {
+        TieredConnector {
             inner: Mutex::new(Inner {
-                index,
+                index: TierIndex::new(units, policy),
                 transfers: Vec::new(),
                 copying: HashSet::new(),
+                lost: false,
+                losses: 0,
                 dropped_busy: 0,
+                dropped_lost: 0,
                 closed: false,
             }),
-            lanes: Lanes::start(lanes, engine)?,
+            mover,
+            handoff: Handoff::new(),
             unit_bytes,
-            blocks_a_job: (JOB_BYTES / unit_bytes.max(1)).max(1),
+            blocks_a_job: (JOB_BYTES / unit_bytes.max(1)).clamp(1, JOB_BLOCKS),
             process: std::process::id(),
-        })
+        }
     }
 
     /// Whether each block can be read now.
@@ -121,7 +154,7 @@ impl TieredConnector {
     /// In a forked process.
     pub fn lookup(&self, keys: &[TierKey]) -> Result<Vec<bool>, Closed> {
         let inner = self.enter()?;
-        Ok(keys.iter().map(|key| inner.index.contains(key)).collect())
+        Ok(keys.iter().map(|key| inner.finds(key)).collect())
     }
 
     /// How many leading blocks can be read now.
@@ -129,7 +162,8 @@ impl TieredConnector {
     /// # Errors
     /// In a forked process.
     pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
-        Ok(self.enter()?.index.leading(keys))
+        let inner = self.enter()?;
+        Ok(if inner.lost { 0 } else { inner.index.leading(keys) })
     }
 
     /// Begins to read blocks into pages, all or none. `tag` names the copy in [`TieredConnector::take_finished`].
@@ -143,7 +177,7 @@ impl TieredConnector {
         tag: Option<u64>,
     ) -> Result<Completion, Refused> {
         let mut inner = self.open()?;
-        if !blocks.iter().all(|(key, _)| inner.index.contains(key)) {
+        if !blocks.iter().all(|(key, _)| inner.finds(key)) {
             return Err(Refused::NotHere);
         }
         let jobs: Option<Vec<Job>> =
@@ -157,8 +191,10 @@ impl TieredConnector {
     /// A connector that takes no copies.
     pub fn offload(&self, blocks: &[Offer], after: Step, tag: Option<u64>) -> Result<Offered, Closed> {
         let mut inner = self.open()?;
-        if !self.lanes.has_room(blocks.len().div_ceil(self.blocks_a_job)) {
-            inner.dropped_busy += blocks.len() as u64;
+        let room = !inner.lost && self.mover.has_room(blocks.len().div_ceil(self.blocks_a_job));
+        if !room {
+            let dropped = if inner.lost { &mut inner.dropped_lost } else { &mut inner.dropped_busy };
+            *dropped += blocks.len() as u64;
             return Ok(Offered::Dropped);
         }
         let parts = blocks.chunks(self.blocks_a_job);
@@ -204,7 +240,9 @@ impl TieredConnector {
             |inner| TierMetrics {
                 index: inner.index.counters(),
                 dropped_busy: inner.dropped_busy,
-                blocks: inner.index.blocks(),
+                dropped_lost: inner.dropped_lost,
+                losses: inner.losses,
+                blocks: if inner.lost { 0 } else { inner.index.blocks() },
                 units: inner.index.total(),
                 jobs: inner.index.in_flight(),
             },
@@ -220,7 +258,7 @@ impl TieredConnector {
 
     /// Waits until no copy is in flight; false when `timeout` passes first.
     pub fn drain(&self, timeout: Duration) -> bool {
-        self.process == std::process::id() && self.lanes.drain(timeout)
+        self.process == std::process::id() && self.mover.drain(timeout)
     }
 
     /// Takes no more copies, gives those in flight `timeout` to end, cancels the rest and ends the threads. Calling it
@@ -229,7 +267,7 @@ impl TieredConnector {
         if let Ok(mut inner) = self.enter() {
             inner.closed = true;
             drop(inner);
-            self.lanes.stop(timeout);
+            self.mover.stop(timeout);
         }
     }
 
@@ -242,19 +280,9 @@ impl TieredConnector {
     }
 
     fn begin(&self, inner: &mut Inner, jobs: Vec<Job>, tag: Option<u64>) -> Completion {
-        let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
         inner.copying.extend(tag);
-        let (transfer, completion) = Transfer::of(jobs.len(), tag);
-        let outcome = match ids.len() {
-            0 => Outcome::Done,
-            _ if self.lanes.submit(jobs, &transfer) => return completion,
-            _ => Outcome::Cancelled, // shut down meanwhile: they never began
-        };
-        for id in ids {
-            inner.index.apply(id, &outcome);
-        }
-        inner.transfers.extend(tag.map(|tag| (tag, outcome.clone())));
-        transfer.settle(outcome);
+        let (tasks, completion) = self.handoff.transfer(jobs, tag);
+        self.mover.submit(tasks);
         completion
     }
 
@@ -265,7 +293,18 @@ impl TieredConnector {
             return Err(Closed::Forked);
         }
         let mut inner = self.inner.lock();
-        let Ended { jobs, transfers } = self.lanes.take_ended();
+        match self.mover.take_memory() {
+            None => {}
+            Some(Memory::Lost) => {
+                inner.losses += u64::from(!inner.lost);
+                inner.lost = true;
+            }
+            Some(Memory::Holds(units)) => {
+                inner.index.keep(&units);
+                inner.lost = false;
+            }
+        }
+        let Ended { jobs, transfers } = self.handoff.take();
         for (id, outcome) in jobs {
             inner.index.apply(id, &outcome);
         }

@@ -9,6 +9,7 @@ use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Priority, Slab, Step};
 use memory::{AHEAD, Array, KeyTable};
 use std::collections::HashMap;
 
+mod keep;
 mod verify;
 pub use verify::IndexFault;
 
@@ -30,10 +31,12 @@ pub struct IndexCounters {
     pub no_unit: u64,
     /// Blocks whose hash was another block's: not stored, or not found.
     pub collisions: u64,
-    /// Blocks of stores that failed, were cancelled, or ended after a reset.
+    /// Blocks of stores that failed, were cancelled, or ended after a reset or a loss.
     pub unstored: u64,
     /// Blocks of loads that failed or were cancelled.
     pub unloaded: u64,
+    /// Blocks that went with the memory they were in.
+    pub lost: u64,
 }
 
 /// What a job in flight holds.

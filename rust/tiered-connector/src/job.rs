@@ -23,6 +23,13 @@ pub struct Offer {
     pub priority: Priority,
 }
 
+impl From<(TierKey, PageId)> for Offer {
+    /// A block of the priority that most have.
+    fn from((key, page): (TierKey, PageId)) -> Offer {
+        Offer { key, page, priority: Priority::DEFAULT }
+    }
+}
+
 /// A place for one block in a tier, counted from 0. On every shard it has the same number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct UnitId(pub u32);

@@ -1,68 +1,18 @@
-//! Lanes: threads that carry jobs out, loads before stores.
-//!
-//! A lane never takes the index's lock or calls anybody: it says how a job ended in a list, where the next call on
-//! the connector finds it, and settles the transfer that the job was part of.
+//! Lanes: threads of this process that carry jobs out, loads before stores.
 
 use crate::copy::CopyEngine;
-use crate::job::{Direction, Job, JobId, Outcome};
-use completion::{Completer, Completion, pending};
+use crate::job::{Direction, Outcome};
+use crate::mover::{Mover, Task};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 #[cfg(test)]
 mod tests;
-
-/// One copy as whoever asked for it sees it: several jobs, settled when the last has ended.
-pub struct Transfer {
-    left: AtomicUsize,
-    worst: Mutex<Outcome>,
-    completer: Completer,
-    /// Named among the finished transfers.
-    tag: Option<u64>,
-}
-
-impl Transfer {
-    /// A transfer of `jobs` jobs.
-    pub fn of(jobs: usize, tag: Option<u64>) -> (Arc<Transfer>, Completion) {
-        let (completer, completion) = pending();
-        let (left, worst) = (AtomicUsize::new(jobs), Mutex::new(Outcome::Done));
-        (Arc::new(Transfer { left, worst, completer, tag }), completion)
-    }
-
-    /// One of its jobs has ended. Gives how the whole ended if it was the last.
-    fn end(&self, outcome: &Outcome) -> Option<Outcome> {
-        if *outcome != Outcome::Done {
-            let mut worst = self.worst.lock();
-            if !matches!(*worst, Outcome::Failed(_)) {
-                worst.clone_from(outcome);
-            }
-        }
-        // What the other jobs wrote is visible to whoever ends the last.
-        (self.left.fetch_sub(1, Ordering::AcqRel) == 1).then(|| self.worst.lock().clone())
-    }
-
-    pub(crate) fn settle(&self, outcome: Outcome) {
-        _ = match outcome {
-            Outcome::Done => self.completer.finish(),
-            Outcome::Failed(why) => self.completer.fail(why),
-            Outcome::Cancelled => self.completer.abandon(),
-        };
-    }
-}
-
-/// What has ended and nobody was told of yet.
-#[derive(Default, Debug)]
-pub struct Ended {
-    /// Jobs, in the order in which they ended.
-    pub jobs: Vec<(JobId, Outcome)>,
-    /// Transfers that have a tag.
-    pub transfers: Vec<(u64, Outcome)>,
-}
 
 /// The threads of one connector.
 pub struct Lanes {
@@ -74,22 +24,14 @@ struct Shared {
     engine: Box<dyn CopyEngine>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    ended: Mutex<Ended>,
-    /// Whether `ended` has something, for those who only ask.
-    has_ended: AtomicBool,
     /// What runs is to be given up.
     give_up: AtomicBool,
 }
 
-struct Task {
-    job: Job,
-    transfer: Arc<Transfer>,
-}
-
 #[derive(Default)]
 struct Queue {
-    loads: VecDeque<Task>,
-    stores: VecDeque<Task>,
+    loads: VecDeque<Arc<dyn Task>>,
+    stores: VecDeque<Arc<dyn Task>>,
     running: usize,
     closed: bool,
 }
@@ -113,8 +55,6 @@ impl Lanes {
             engine,
             queue: Mutex::default(),
             changed: Condvar::new(),
-            ended: Mutex::default(),
-            has_ended: AtomicBool::new(false),
             give_up: AtomicBool::new(false),
         });
         let started = Lanes { shared, threads: Mutex::default() };
@@ -131,47 +71,34 @@ impl Lanes {
         }
         Ok(started)
     }
+}
 
-    /// Whether `jobs` more stores may be put in.
-    pub fn has_room(&self, jobs: usize) -> bool {
+impl Mover for Lanes {
+    fn has_room(&self, jobs: usize) -> bool {
         let queue = self.shared.queue.lock();
         !queue.closed && queue.stores.len() + jobs <= Self::MOST_STORES
     }
 
-    /// Puts jobs of one transfer in. False, and nothing is done, when the lanes are closed.
-    pub fn submit(&self, jobs: Vec<Job>, transfer: &Arc<Transfer>) -> bool {
+    fn submit(&self, tasks: Vec<Arc<dyn Task>>) {
         let mut queue = self.shared.queue.lock();
         if queue.closed {
-            return false;
+            drop(queue);
+            for task in tasks {
+                task.end(Outcome::Cancelled);
+            }
+            return;
         }
-        for job in jobs {
-            let task = Task { transfer: Arc::clone(transfer), job };
-            match task.job.direction {
+        for task in tasks {
+            match task.job().direction {
                 Direction::Load => queue.loads.push_back(task),
                 Direction::Store => queue.stores.push_back(task),
             }
         }
         drop(queue);
         self.shared.changed.notify_all();
-        true
     }
 
-    /// Takes what has ended since the last call. Costs one atomic load when that is nothing.
-    pub fn take_ended(&self) -> Ended {
-        if !self.shared.has_ended.swap(false, Ordering::Acquire) {
-            return Ended::default();
-        }
-        std::mem::take(&mut *self.shared.ended.lock())
-    }
-
-    /// Jobs that wait or run.
-    pub fn busy(&self) -> usize {
-        let queue = self.shared.queue.lock();
-        queue.loads.len() + queue.stores.len() + queue.running
-    }
-
-    /// Waits until nothing waits or runs; false when `timeout` passes first.
-    pub fn drain(&self, timeout: Duration) -> bool {
+    fn drain(&self, timeout: Duration) -> bool {
         let deadline = Instant::now().checked_add(timeout);
         let mut queue = self.shared.queue.lock();
         while !queue.is_idle() {
@@ -184,20 +111,19 @@ impl Lanes {
         true
     }
 
-    /// Takes no more jobs, gives those in flight `timeout` to end, cancels what is left, and ends the threads.
-    /// Calling it again does nothing.
-    pub fn stop(&self, timeout: Duration) {
+    /// Ends the threads, too.
+    fn stop(&self, timeout: Duration) {
         self.shared.queue.lock().closed = true;
         self.shared.changed.notify_all();
         self.drain(timeout);
-        let rest: Vec<Task> = {
+        let rest: Vec<Arc<dyn Task>> = {
             let mut queue = self.shared.queue.lock();
             let Queue { loads, stores, .. } = &mut *queue;
             loads.drain(..).chain(stores.drain(..)).collect()
         };
         self.shared.give_up.store(true, Ordering::Relaxed);
         for task in rest {
-            self.shared.end(&task, Outcome::Cancelled);
+            task.end(Outcome::Cancelled);
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
             _ = thread.join(); // a lane catches its panics
@@ -209,19 +135,18 @@ impl Shared {
     /// A lane's life.
     fn work(&self) {
         while let Some(task) = self.next() {
-            let give_up =
-                || self.give_up.load(Ordering::Relaxed) || task.transfer.completer.is_cancel_requested();
+            let give_up = || self.give_up.load(Ordering::Relaxed) || task.is_cancelled();
             let copied = catch_unwind(AssertUnwindSafe(|| {
-                if give_up() { Outcome::Cancelled } else { self.engine.copy(&task.job, &give_up) }
+                if give_up() { Outcome::Cancelled } else { self.engine.copy(task.job(), &give_up) }
             }));
-            self.end(&task, copied.unwrap_or_else(|_| Outcome::Failed("the copy panicked".into())));
+            task.end(copied.unwrap_or_else(|_| Outcome::Failed("the copy panicked".into())));
             self.queue.lock().running -= 1;
             self.changed.notify_all();
         }
     }
 
     /// The next job; `None` when there is none and none will come.
-    fn next(&self) -> Option<Task> {
+    fn next(&self) -> Option<Arc<dyn Task>> {
         let mut queue = self.queue.lock();
         loop {
             let next = queue.loads.pop_front();
@@ -233,21 +158,6 @@ impl Shared {
                 return None;
             }
             self.changed.wait(&mut queue);
-        }
-    }
-
-    /// The job has ended. Whoever sees the transfer settled finds the job among those that have ended.
-    fn end(&self, task: &Task, outcome: Outcome) {
-        let whole = task.transfer.end(&outcome);
-        let mut ended = self.ended.lock();
-        ended.jobs.push((task.job.id, outcome));
-        if let (Some(tag), Some(whole)) = (task.transfer.tag, &whole) {
-            ended.transfers.push((tag, whole.clone()));
-        }
-        drop(ended);
-        self.has_ended.store(true, Ordering::Release);
-        if let Some(whole) = whole {
-            task.transfer.settle(whole);
         }
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! The [`TierIndex`](index::TierIndex) knows keys, units and states, never bytes, clocks or threads. It gives out
 //! [`Job`](job::Job)s as plain data and is told how each ended. The [`host`] tier's arena holds the bytes, a
-//! [`CopyEngine`](copy::CopyEngine) moves them, [`Lanes`](lanes::Lanes) are the threads that it runs in, and the
-//! [`TieredConnector`](connector::TieredConnector) joins all of these in one process.
+//! [`CopyEngine`](copy::CopyEngine) moves them. A [`Mover`](mover::Mover) carries jobs out: [`Lanes`](lanes::Lanes)
+//! in threads of this process, a [`RemoteMover`](remote::RemoteMover) in a [`Worker`](worker::Worker) that is another
+//! process, [`Shards`](shards::Shards) on several movers at once. The
+//! [`TieredConnector`](connector::TieredConnector) joins an index and a mover.
 
 pub mod connector;
 pub mod copy;
@@ -11,3 +13,13 @@ pub mod host;
 pub mod index;
 pub mod job;
 pub mod lanes;
+#[cfg(all(loom, test))]
+mod models;
+pub mod mover;
+pub mod remote;
+pub mod shards;
+mod sync;
+pub mod transfer;
+pub mod units;
+pub mod wire;
+pub mod worker;

@@ -22,6 +22,7 @@ thread_local! {
     static FAULT: Cell<Fault> = const { Cell::new(Fault::None) };
 }
 
+#[cfg(test)]
 impl Fault {
     /// Explores `model` with this fault in place.
     pub(crate) fn explore(self, model: impl Fn() + Send + Sync + 'static) {

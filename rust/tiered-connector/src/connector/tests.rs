@@ -1,7 +1,6 @@
 use super::*;
 use crate::copy::{CpuEngine, Piece, Region};
 use crate::host::Arena;
-use block_pool::Priority;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -20,8 +19,7 @@ fn key(number: u64) -> TierKey {
 }
 
 fn offers(blocks: &[(TierKey, PageId)]) -> Vec<Offer> {
-    let offer = |&(key, page): &(TierKey, PageId)| Offer { key, page, priority: Priority::DEFAULT };
-    blocks.iter().map(offer).collect()
+    blocks.iter().copied().map(Offer::from).collect()
 }
 
 impl Scene {

@@ -9,7 +9,7 @@ fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<(TierKey, PageId)> {
 }
 
 fn offers(numbers: impl IntoIterator<Item = u64>) -> Vec<Offer> {
-    offers_of(Priority::DEFAULT, numbers)
+    blocks(numbers).into_iter().map(Offer::from).collect()
 }
 
 fn offers_of(priority: Priority, numbers: impl IntoIterator<Item = u64>) -> Vec<Offer> {
@@ -81,9 +81,7 @@ fn another_guard_under_the_same_hash_is_another_block() {
     let other = TierKey { guard: [9; 16], ..key(1) };
     assert!(!index.contains(&other));
     assert!(index.load(&[(other, PageId(5))], Step(0)).is_none());
-    assert!(
-        index.store(&[Offer { key: other, page: PageId(5), priority: Priority::DEFAULT }], Step(0)).is_none()
-    );
+    assert!(index.store(&[(other, PageId(5)).into()], Step(0)).is_none());
     assert_eq!(index.counters().collisions, 1);
     assert!(index.contains(&key(1)));
 }

@@ -1,6 +1,8 @@
 use super::*;
-use crate::job::UnitId;
+use crate::job::{Job, JobId, UnitId};
+use crate::transfer::Handoff;
 use block_pool::{PageId, Step};
+use completion::Completion;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// An engine whose copies begin when a test says so, and tell it that they did.
@@ -28,6 +30,7 @@ impl CopyEngine for Gated {
 
 struct Scene {
     lanes: Lanes,
+    handoff: Arc<Handoff>,
     begun: Receiver<JobId>,
     go: Option<Sender<Outcome>>,
 }
@@ -35,7 +38,8 @@ struct Scene {
 fn scene() -> Scene {
     let ((begun_in, begun), (go, go_in)) = (channel(), channel());
     let engine = Gated { begun: begun_in, go: Mutex::new(go_in) };
-    Scene { lanes: Lanes::start(1, Box::new(engine)).unwrap(), begun, go: Some(go) }
+    let lanes = Lanes::start(1, Box::new(engine)).unwrap();
+    Scene { lanes, handoff: Handoff::new(), begun, go: Some(go) }
 }
 
 fn job(id: u64, direction: Direction) -> Job {
@@ -44,8 +48,9 @@ fn job(id: u64, direction: Direction) -> Job {
 
 impl Scene {
     fn submit(&self, direction: Direction, ids: &[u64], tag: Option<u64>) -> Completion {
-        let (transfer, completion) = Transfer::of(ids.len(), tag);
-        assert!(self.lanes.submit(ids.iter().map(|&id| job(id, direction)).collect(), &transfer));
+        let jobs = ids.iter().map(|&id| job(id, direction)).collect();
+        let (tasks, completion) = self.handoff.transfer(jobs, tag);
+        self.lanes.submit(tasks);
         completion
     }
 
@@ -78,22 +83,8 @@ fn loads_go_before_stores_that_wait() {
     scene.go(Outcome::Done);
     assert!(scene.lanes.drain(Duration::from_secs(10)));
     assert_eq!(first.wait(LIMIT), Some(completion::Outcome::Done));
-    assert_eq!(scene.lanes.take_ended().jobs.len(), 4);
-    assert!(scene.lanes.take_ended().jobs.is_empty());
-}
-
-#[test]
-fn a_transfer_ends_with_its_last_job_and_fails_with_any() {
-    let scene = scene();
-    let transfer = scene.submit(Direction::Load, &[1, 2, 3], Some(9));
-    for outcome in [Outcome::Done, Outcome::Failed("a fault".into()), Outcome::Cancelled] {
-        assert!(!transfer.is_complete());
-        assert!(scene.lanes.take_ended().transfers.is_empty());
-        scene.begins();
-        scene.go(outcome);
-    }
-    assert_eq!(transfer.wait(LIMIT), Some(completion::Outcome::Failed("a fault".into())));
-    assert_eq!(scene.lanes.take_ended().transfers, [(9, Outcome::Failed("a fault".into()))]);
+    assert_eq!(scene.handoff.take().jobs.len(), 4);
+    assert!(scene.handoff.take().jobs.is_empty());
 }
 
 #[test]
@@ -133,9 +124,9 @@ fn stopping_cancels_what_runs_and_what_waits_and_ends_the_threads() {
     assert!((50..5_000).contains(&began.elapsed().as_millis()));
     assert_eq!(running.outcome(), Some(completion::Outcome::Cancelled));
     assert_eq!(waiting.outcome(), Some(completion::Outcome::Cancelled));
-    assert_eq!(scene.lanes.take_ended().transfers, [(7, Outcome::Cancelled)]);
-    let (transfer, _) = Transfer::of(1, None);
-    assert!(!scene.lanes.submit(vec![job(3, Direction::Load)], &transfer));
+    assert_eq!(scene.handoff.take().transfers, [(7, Outcome::Cancelled)]);
+    let late = scene.submit(Direction::Load, &[3], None);
+    assert_eq!(late.outcome(), Some(completion::Outcome::Cancelled));
     assert!(!scene.lanes.has_room(0));
     scene.lanes.stop(Duration::ZERO);
 }
