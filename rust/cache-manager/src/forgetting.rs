@@ -10,6 +10,7 @@ impl Ledger {
     /// requests that hold pages neither read nor store from now on, until preempted. The cost does not
     /// grow with the cache.
     pub fn reset_prefix_cache(&mut self) {
+        self.refuse_offloads();
         self.counters.reset_blocks += self.tree.resident() as u64;
         self.tree.clear();
         self.evicted.clear();
