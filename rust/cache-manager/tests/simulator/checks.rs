@@ -38,7 +38,8 @@ impl Engine {
         let ready = settled.map_err(|error| format!("settle: {error}"))?;
         let mut expected = Vec::new();
         for &(copy, end) in &told {
-            let waits = |live: &&mut crate::live::Live| live.loading.as_ref().is_some_and(|it| it.copy == copy);
+            let waits =
+                |live: &&mut crate::live::Live| live.loading.as_ref().is_some_and(|it| it.copy == copy);
             let Some(live) = self.live.iter_mut().find(waits) else { continue };
             expected.push(live.slot);
             let Some(load) = live.loading.take() else { continue };

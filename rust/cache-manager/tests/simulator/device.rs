@@ -81,7 +81,9 @@ impl Device {
                 let page = work.row[token / self.page_size];
                 if self.page(page)[token % self.page_size] != kv {
                     let step = step.0;
-                    return Err(format!("the forward of step {step} reads wrong KV at token {token}, {page}"));
+                    return Err(format!(
+                        "the forward of step {step} reads wrong KV at token {token}, {page}"
+                    ));
                 }
             }
         }

@@ -5,15 +5,17 @@ use crate::kv::{keys, kv_of, request, root};
 use crate::live::{Live, Loading};
 use crate::random::Random;
 use crate::tier::{Broken, Tier};
-use block_hash::Token;
+use block_hash::{ExtraKeys, Token};
 use block_pool::EvictionPolicy;
-use cache_manager::{BegunLoad, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, SlotId};
+use cache_manager::{
+    BegunLoad, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, Reserve, SlotId,
+};
 use std::collections::VecDeque;
 
-const MOST_LIVE: usize = 6;
+const MOST_LIVE: usize = 4;
 const CALLS: usize = 300;
 /// Calls shown of a run that fails.
-const SHOWN: usize = 3000;
+const SHOWN: usize = 30;
 
 pub(crate) struct Engine {
     pub(crate) random: Random,
@@ -29,7 +31,8 @@ pub(crate) struct Engine {
     clock: f64,
     /// Whether prompt chunks are delivered when they are launched, not when they have run.
     eager: bool,
-    /// The newest calls.
+    /// Calls made; the newest.
+    pub(crate) made: usize,
     calls: VecDeque<String>,
 }
 
@@ -57,6 +60,7 @@ impl Engine {
             weights: 0,
             clock: 0.0,
             eager: random.one_in(2),
+            made: 0,
             calls: VecDeque::new(),
             random,
         }
@@ -70,8 +74,7 @@ impl Engine {
                 self.note(|| "shut down".into());
                 self.tier.shut_down();
             }
-            self.call()?;
-            self.check()
+            self.checked(Engine::call)
         });
         calls.and_then(|()| self.wind_up()).map_err(|fault| self.explain(&fault))
     }
@@ -82,25 +85,34 @@ impl Engine {
         format!("{fault}\nthe last calls, each after its time:\n  {}", calls.join("\n  "))
     }
 
+    fn checked(&mut self, call: fn(&mut Engine) -> Result<(), String>) -> Result<(), String> {
+        let before = self.made;
+        call(self)?;
+        if self.made == before { Ok(()) } else { self.check() }
+    }
+
     fn call(&mut self) -> Result<(), String> {
-        match self.random.below(46) {
-            0..=3 => self.claim(),
-            4..=11 => self.alloc(),
-            12..=16 => self.launch(),
-            17..=23 => self.pass_time(),
-            24..=28 => self.deliver(),
-            29..=31 => self.offload(),
-            32..=34 => self.settle(),
-            35 => self.append(),
-            36 => self.truncate(),
-            37 => self.preempt(),
-            38 => self.release(),
-            39 => self.fork(),
-            40 => self.cancel(),
-            41 => self.commit(),
-            42 => self.pin(),
-            43 => self.begin_step(),
-            _ if self.random.one_in(8) => self.reset(),
+        self.tier.pass(self.random.below(6) as u64)?;
+        match self.random.below(50) {
+            0..=5 => self.claim(),
+            6..=11 => self.alloc(),
+            12..=16 => self.serve(),
+            17..=20 => self.launch(),
+            21..=23 => self.pass_time(),
+            24..=29 => self.deliver(),
+            30..=33 => self.settle(),
+            34 => self.offload(),
+            35..=37 => self.forget(),
+            38..=40 => self.release(),
+            41 => self.append(),
+            42 => self.truncate(),
+            43 => self.preempt(),
+            44 => self.fork(),
+            45 => self.cancel(),
+            46 => self.commit(),
+            47 => self.pin(),
+            48 => self.begin_step(),
+            _ if self.random.one_in(10) => self.reset(),
             _ => Ok(()),
         }
     }
@@ -110,18 +122,19 @@ impl Engine {
             return Ok(());
         }
         // Few prompts, so that most share a prefix with another.
-        let (family, own) = (self.random.below(2), self.random.below(3));
+        let (family, own) = (self.random.below(2), self.random.below(2));
         let page_size = self.ledger.config().page_size;
-        let shared = self.random.below(10 * page_size as usize);
+        let most = if self.random.one_in(6) { 12 } else { 5 };
+        let shared = self.random.below(most * page_size as usize);
         let tokens: Vec<Token> = (0..shared)
             .map(|i| (family * 100 + i) as Token)
-            .chain((0..=self.random.below(6)).map(|i| (200 + own * 10 + i) as Token))
+            .chain((0..=self.random.below(4)).map(|i| (200 + own * 10 + i) as Token))
             .collect();
         let salt = if self.random.one_in(6) { "other" } else { "" };
         let mut new = request(&tokens, salt, page_size);
-        new.no_read = self.random.one_in(12);
-        new.no_store = self.random.one_in(12);
-        new.drafts = if self.random.one_in(4) { 1 + self.random.below(2) as u32 } else { 0 };
+        new.no_read = self.random.one_in(20);
+        new.no_store = self.random.one_in(20);
+        new.drafts = if self.random.one_in(6) { 1 + self.random.below(2) as u32 } else { 0 };
         let drafts = new.drafts as usize;
         let slot = self.ledger.claim(new).map_err(|refused| format!("claim: {}", refused.error))?;
         self.note(|| format!("claim {tokens:?} {salt:?} with {drafts} drafts: slot {}", slot.0));
@@ -137,14 +150,20 @@ impl Engine {
         let mut batch: Vec<SlotId> = self.live.iter().filter(plannable).map(|live| live.slot).collect();
         self.random.shuffle(&mut batch);
         batch.truncate(1 + self.random.below(3));
+        if batch.is_empty() {
+            return Ok(());
+        }
         let bounds: Vec<u32> = batch.iter().map(|_| 1 + self.random.below(12) as u32).collect();
-        let bounds = if self.random.one_in(3) { Vec::new() } else { bounds };
+        let bounds = if self.random.one_in(3) { bounds } else { Vec::new() };
         let before = self.ledger.fingerprint();
         let outcome = self.ledger.alloc_from(&mut self.tier, &batch, &bounds);
         self.note(|| {
             let begun = |begun: &Vec<BegunLoad>| format!("{:?}", loads_of(begun));
             let outcome = outcome.as_ref().map_or_else(ToString::to_string, begun);
-            format!("alloc {:?} up to {bounds:?}: {outcome}", batch.iter().map(|slot| slot.0).collect::<Vec<_>>())
+            format!(
+                "alloc {:?} up to {bounds:?}: {outcome}",
+                batch.iter().map(|slot| slot.0).collect::<Vec<_>>()
+            )
         });
         let begun = match outcome {
             Ok(begun) => begun,
@@ -173,9 +192,11 @@ impl Engine {
     fn refused(&mut self, error: &LedgerError) -> Result<(), String> {
         match error {
             LedgerError::RequestTooLarge { slot, .. } => self.release_slot(*slot),
-            LedgerError::InsufficientBlocks { .. } if self.random.one_in(3) => self.preempt(),
+            LedgerError::NothingToCompute { slot } if self.random.one_in(3) => self.append_to(*slot),
+            LedgerError::NothingToCompute { slot } => self.release_slot(*slot),
+            LedgerError::InsufficientBlocks { .. } if self.random.one_in(4) => self.preempt(),
+            LedgerError::InsufficientBlocks { .. } if self.random.one_in(2) => self.release(),
             LedgerError::InsufficientBlocks { .. }
-            | LedgerError::NothingToCompute { .. }
             | LedgerError::AlreadyPlanned { .. }
             | LedgerError::Loading { .. }
             | LedgerError::TwoStepsOut { .. } => Ok(()),
@@ -183,10 +204,14 @@ impl Engine {
         }
     }
 
+    /// An iteration of an engine that waits for its forward.
+    fn serve(&mut self) -> Result<(), String> {
+        let calls = [Engine::settle, Engine::alloc, Engine::launch, Engine::pass_time, Engine::deliver];
+        calls.into_iter().try_for_each(|call| self.checked(call))
+    }
+
     fn pass_time(&mut self) -> Result<(), String> {
-        let time = 1 + self.random.below(25) as u64;
-        self.note(|| format!("time passes: {time}"));
-        self.tier.pass(time)
+        self.tier.pass(1 + self.random.below(25) as u64)
     }
 
     /// Delivers the oldest result of some requests; of a released one, now and then.
@@ -202,20 +227,22 @@ impl Engine {
             }
         } else {
             let device = &self.tier.device;
-            for live in self.live.iter_mut().filter(|_| !self.random.one_in(3)) {
+            for live in self.live.iter_mut().filter(|_| !self.random.one_in(6)) {
                 let due = |step: u32| device.has_run(block_pool::Step(step));
                 if let Some(tokens) = live.late.pop_front() {
                     batch.push(live.slot);
                     results.push(tokens);
-                } else if let Some(out) = live
-                    .out
-                    .pop_front_if(|out| due(out.step) || (self.eager && out.sampled.is_empty()))
+                } else if let Some(out) =
+                    live.out.pop_front_if(|out| due(out.step) || (self.eager && out.sampled.is_empty()))
                 {
                     live.known += out.sampled.len();
                     batch.push(live.slot);
                     results.push(out.sampled);
                 }
             }
+        }
+        if batch.is_empty() {
+            return Ok(());
         }
         let tokens: Vec<Token> = results.iter().flatten().copied().collect();
         let counts: Vec<u32> = results.iter().map(|tokens| tokens.len() as u32).collect();
@@ -230,20 +257,24 @@ impl Engine {
         self.ledger.offload_to(&mut self.tier).map_err(|error| format!("offload: {error}"))
     }
 
-    /// The next turn of a request that waits for nothing.
     fn append(&mut self) -> Result<(), String> {
-        let Some(index) = self.pick() else { return Ok(()) };
+        self.pick().map_or(Ok(()), |index| self.append_to(self.live[index].slot))
+    }
+
+    /// The next turn of a request, if it waits for nothing.
+    fn append_to(&mut self, slot: SlotId) -> Result<(), String> {
+        let index = self.find(slot);
         let live = &mut self.live[index];
         if live.planned || !live.out.is_empty() || !live.late.is_empty() {
             return Ok(());
         }
         for _ in 0..=self.random.below(5) {
-            let token = (200 + self.random.below(4)) as Token;
-            self.ledger.update(live.slot, token).map_err(|error| format!("update: {error}"))?;
+            let token = (200 + self.random.below(3)) as Token;
+            self.ledger.update(slot, token).map_err(|error| format!("update: {error}"))?;
             live.push(token);
             live.known += 1;
         }
-        self.note(|| format!("append to request {index}"));
+        self.note(|| format!("append to slot {}", slot.0));
         self.learn(index);
         Ok(())
     }
@@ -284,7 +315,7 @@ impl Engine {
 
     pub(crate) fn release_slot(&mut self, slot: SlotId) -> Result<(), String> {
         self.note(|| format!("release slot {}", slot.0));
-        let index = self.live.iter().position(|live| live.slot == slot).expect("it is claimed");
+        let index = self.find(slot);
         let mut live = self.live.swap_remove(index);
         self.ledger.release(&[slot]).map_err(|error| format!("release: {error}"))?;
         live.cut(0);
@@ -339,12 +370,25 @@ impl Engine {
         Ok(())
     }
 
+    /// The device forgets what nobody uses, now and then after all have gone; the tier keeps it.
+    fn forget(&mut self) -> Result<(), String> {
+        while !self.live.is_empty() && self.random.below(4) > 0 {
+            self.release()?;
+        }
+        let NewSequence { namespace, chain, .. } = request(&[], "", self.ledger.config().page_size);
+        let query = PrefixQuery { namespace, tokens: Vec::new(), extras: ExtraKeys::default(), chain };
+        let forgotten = self.ledger.truncate_prefix(&query);
+        self.note(|| format!("forget {forgotten} blocks on the device"));
+        Ok(())
+    }
+
     /// Other weights: nothing that was stored before is right.
     fn reset(&mut self) -> Result<(), String> {
         self.note(|| "reset".into());
         self.tier.reset();
         self.ledger.reset_prefix_cache();
         self.weights += 1;
+        self.live.iter_mut().for_each(|live| live.learned = 0);
         (0..self.live.len()).for_each(|index| self.learn(index));
         Ok(())
     }
@@ -352,7 +396,10 @@ impl Engine {
     /// What the full blocks of a request must hold.
     fn learn(&mut self, index: usize) {
         let page_size = self.ledger.config().page_size;
-        let Live { log, known, salt, .. } = &self.live[index];
+        let Live { log, known, salt, learned, .. } = &mut self.live[index];
+        if std::mem::replace(learned, *known / page_size as usize) >= *known / page_size as usize {
+            return;
+        }
         let kv = kv_of(root(salt, self.weights), &log[..*known]);
         let blocks = kv.chunks_exact(page_size as usize).map(<[u64]>::to_vec);
         self.tier.truth.extend(keys(&log[..*known], salt, page_size).into_iter().zip(blocks));
@@ -360,7 +407,8 @@ impl Engine {
 
     /// Requests that hold nothing take part in what is shared now.
     pub(crate) fn start_over(&mut self) {
-        for live in self.live.iter_mut().filter(|live| live.weights != self.weights && live.loading.is_none()) {
+        for live in self.live.iter_mut().filter(|live| live.weights != self.weights && live.loading.is_none())
+        {
             if self.ledger.pages(live.slot).is_ok_and(<[_]>::is_empty) {
                 live.start_over(self.weights);
             }
@@ -373,10 +421,15 @@ impl Engine {
     }
 
     pub(crate) fn note(&mut self, call: impl FnOnce() -> String) {
+        self.made += 1;
         self.calls.push_back(format!("{}: {}", self.tier.now, call()));
         if self.calls.len() > SHOWN {
             self.calls.pop_front();
         }
+    }
+
+    fn find(&self, slot: SlotId) -> usize {
+        self.live.iter().position(|live| live.slot == slot).expect("it is claimed")
     }
 
     fn pick(&mut self) -> Option<usize> {

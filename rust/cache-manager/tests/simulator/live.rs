@@ -31,6 +31,8 @@ pub(crate) struct Live {
     /// What the KV is computed with.
     pub(crate) weights: u32,
     pub(crate) known: usize,
+    /// Full blocks whose right content the tier's checks were told of.
+    pub(crate) learned: usize,
     pub(crate) drafts: usize,
     pub(crate) planned: bool,
     pub(crate) out: VecDeque<Out>,
@@ -49,6 +51,7 @@ impl Live {
             kv: kv_of(root(salt, weights), &tokens),
             known: tokens.len(),
             log: tokens,
+            learned: 0,
             weights,
             drafts: 0,
             planned: false,
@@ -79,6 +82,7 @@ impl Live {
         self.log.truncate(len);
         self.kv.truncate(len);
         self.known = len;
+        self.learned = 0;
         self.planned = false;
         self.late.extend(self.out.drain(..).map(|out| out.sampled));
     }

@@ -27,9 +27,9 @@ impl Habits {
         Habits {
             fails: often(&[0, 0, 4, 12]),
             is_cancelled: often(&[0, 0, 6, 12]),
-            never_ends: often(&[0, 0, 0, 20]),
-            is_refused: often(&[0, 0, 3, 12]),
-            slowness: often(&[2, 10, 10, 40]),
+            never_ends: often(&[0, 0, 0, 50]),
+            is_refused: often(&[0, 0, 4, 12]),
+            slowness: often(&[2, 6, 6, 20]),
             blocks_a_job: often(&[1, 2, 3, 100]),
             knows_steps: often(&[0, 1]) == 1,
             knows_priorities: often(&[0, 0, 1]) == 1,

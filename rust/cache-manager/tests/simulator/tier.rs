@@ -152,8 +152,7 @@ impl Tier {
                 return Err(format!("the index does not find a block that is in unit {}", unit.0));
             }
             if self.truth.get(key).is_none_or(|right| right != self.mover.unit(unit)) {
-                let (right, found) = (self.truth.get(key), self.mover.unit(unit));
-                return Err(format!("unit {} holds {found:x?}, not {right:x?}", unit.0));
+                return Err(format!("unit {} holds other bytes than its block's", unit.0));
             }
         }
         let slab = ledger.slab();
@@ -193,7 +192,11 @@ impl Tier {
 
     fn end_transfer(&mut self, copy: u64) {
         let Some(Transfer { end, completer, .. }) = self.transfers.remove(&copy) else { return };
-        if end == CopyEnd::Done { completer.finish() } else { completer.fail("on purpose") };
+        if end == CopyEnd::Done {
+            completer.finish()
+        } else {
+            completer.fail("on purpose")
+        };
         self.ended.push((copy, end));
     }
 
@@ -204,7 +207,7 @@ impl Tier {
             let trusted = self.broken == Some(Broken::TrustsFailedStores);
             let outcome = if trusted { Outcome::Done } else { outcome };
             let current = self.begun_at.remove(&job.id.0) == Some(self.resets);
-            if !self.index.apply(job.id, &outcome) {
+            if !self.is_told_early(job.direction) && !self.index.apply(job.id, &outcome) {
                 self.note(format!("job {} was not in flight", job.id.0));
             }
             if job.direction == Direction::Store && outcome == Outcome::Done && current {
@@ -227,11 +230,7 @@ impl Tier {
         } else {
             self.blocks_begun.1 += count;
         }
-        let early = match job.direction {
-            Direction::Store => Broken::FindsBlocksEarly,
-            Direction::Load => Broken::FreesUnitsEarly,
-        };
-        if self.broken == Some(early) {
+        if self.is_told_early(job.direction) {
             self.index.apply(job.id, &Outcome::Done);
         }
         self.begun_at.insert(job.id.0, self.resets);
@@ -254,6 +253,14 @@ impl Tier {
             self.begin_job(job, blocks, copy);
         }
         completion
+    }
+
+    /// Whether the index is told of a job's end when it begins.
+    fn is_told_early(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Store => self.broken == Some(Broken::FindsBlocksEarly),
+            Direction::Load => self.broken == Some(Broken::FreesUnitsEarly),
+        }
     }
 
     /// Whether copies are declined now.
