@@ -1,8 +1,8 @@
 //! What must hold after every call, when copies end, and at the end of a run.
 
 use crate::engine::Engine;
-use cache_manager::CopyEnd;
-use cache_manager::SlotId;
+use crate::live::Live;
+use cache_manager::{CopyEnd, LedgerError, SlotId};
 
 impl Engine {
     /// The books of ledger and index, the bytes in the tier, and pages that are being copied.
@@ -38,8 +38,7 @@ impl Engine {
         let ready = settled.map_err(|error| format!("settle: {error}"))?;
         let mut expected = Vec::new();
         for &(copy, end) in &told {
-            let waits =
-                |live: &&mut crate::live::Live| live.loading.as_ref().is_some_and(|it| it.copy == copy);
+            let waits = |live: &&mut Live| live.loading.as_ref().is_some_and(|it| it.copy == copy);
             let Some(live) = self.live.iter_mut().find(waits) else { continue };
             expected.push(live.slot);
             let Some(load) = live.loading.take() else { continue };
@@ -107,10 +106,7 @@ impl Engine {
             Ok(begun) if begun.is_empty() => {}
             Ok(_) => return Err("a load begins after the shutdown".into()),
             // An empty request, or one that grew over the pool.
-            Err(
-                cache_manager::LedgerError::NothingToCompute { .. }
-                | cache_manager::LedgerError::RequestTooLarge { .. },
-            ) => return Ok(()),
+            Err(LedgerError::NothingToCompute { .. } | LedgerError::RequestTooLarge { .. }) => return Ok(()),
             Err(error) => return Err(format!("a request that has the pool to itself: {error}")),
         }
         self.live[0].planned = true;

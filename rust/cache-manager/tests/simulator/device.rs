@@ -71,7 +71,9 @@ impl Device {
             self.cells.copy_within(start..start + self.page_size, destination.index() * self.page_size);
         }
         for Work { written, kv, guessed, .. } in &batch {
-            guessed.iter().for_each(|&cell| self.cells[cell] = POISON);
+            for &cell in guessed {
+                self.cells[cell] = POISON;
+            }
             for (&cell, &kv) in written.iter().zip(&kv[kv.len() - written.len()..]) {
                 self.cells[cell] = kv;
             }

@@ -5,15 +5,13 @@ use crate::kv::{keys, kv_of, request, root};
 use crate::live::{Live, Loading};
 use crate::random::Random;
 use crate::tier::{Broken, Tier};
-use block_hash::{ExtraKeys, Token};
-use block_pool::EvictionPolicy;
-use cache_manager::{
-    BegunLoad, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, Reserve, SlotId,
-};
+use block_hash::Token;
+use block_pool::{EvictionPolicy, Step};
+use cache_manager::{BegunLoad, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, SlotId};
 use std::collections::VecDeque;
 
 const MOST_LIVE: usize = 4;
-const CALLS: usize = 300;
+const CALLS: usize = 200;
 /// Calls shown of a run that fails.
 const SHOWN: usize = 30;
 
@@ -23,16 +21,16 @@ pub(crate) struct Engine {
     pub(crate) tier: Tier,
     pub(crate) live: Vec<Live>,
     /// Results due for requests that were released.
-    orphans: Vec<(SlotId, VecDeque<Vec<Token>>)>,
-    pins: Vec<u64>,
+    pub(crate) orphans: Vec<(SlotId, VecDeque<Vec<Token>>)>,
+    pub(crate) pins: Vec<u64>,
     /// Resets: what KV is computed with changes with each.
-    weights: u32,
+    pub(crate) weights: u32,
     /// Seconds.
     clock: f64,
     /// Whether prompt chunks are delivered when they are launched, not when they have run.
     eager: bool,
     /// Calls made; the newest.
-    pub(crate) made: usize,
+    made: usize,
     calls: VecDeque<String>,
 }
 
@@ -108,12 +106,19 @@ impl Engine {
             42 => self.truncate(),
             43 => self.preempt(),
             44 => self.fork(),
-            45 => self.cancel(),
+            45 => {
+                self.cancel();
+                Ok(())
+            }
             46 => self.commit(),
             47 => self.pin(),
             48 => self.begin_step(),
-            _ if self.random.one_in(10) => self.reset(),
-            _ => Ok(()),
+            _ => {
+                if self.random.one_in(10) {
+                    self.reset();
+                }
+                Ok(())
+            }
         }
     }
 
@@ -191,9 +196,10 @@ impl Engine {
 
     fn refused(&mut self, error: &LedgerError) -> Result<(), String> {
         match error {
-            LedgerError::RequestTooLarge { slot, .. } => self.release_slot(*slot),
             LedgerError::NothingToCompute { slot } if self.random.one_in(3) => self.append_to(*slot),
-            LedgerError::NothingToCompute { slot } => self.release_slot(*slot),
+            LedgerError::NothingToCompute { slot } | LedgerError::RequestTooLarge { slot, .. } => {
+                self.release_slot(*slot)
+            }
             LedgerError::InsufficientBlocks { .. } if self.random.one_in(4) => self.preempt(),
             LedgerError::InsufficientBlocks { .. } if self.random.one_in(2) => self.release(),
             LedgerError::InsufficientBlocks { .. }
@@ -228,7 +234,7 @@ impl Engine {
         } else {
             let device = &self.tier.device;
             for live in self.live.iter_mut().filter(|_| !self.random.one_in(6)) {
-                let due = |step: u32| device.has_run(block_pool::Step(step));
+                let due = |step: u32| device.has_run(Step(step));
                 if let Some(tokens) = live.late.pop_front() {
                     batch.push(live.slot);
                     results.push(tokens);
@@ -279,52 +285,6 @@ impl Engine {
         Ok(())
     }
 
-    fn truncate(&mut self) -> Result<(), String> {
-        let Some(index) = self.pick() else { return Ok(()) };
-        let live = &mut self.live[index];
-        let len = self.random.below(live.known + 1);
-        self.ledger.truncate(live.slot, len as u32).map_err(|error| format!("truncate: {error}"))?;
-        // At its full length nothing is dropped, unless a token was on the way.
-        let dropped = self.ledger.position(live.slot).is_ok_and(|position| position.active == 0);
-        if len < live.known {
-            live.loading = None;
-        }
-        if len < live.known || dropped {
-            live.cut(len);
-        }
-        self.note(|| format!("truncate request {index} to {len}"));
-        Ok(())
-    }
-
-    fn preempt(&mut self) -> Result<(), String> {
-        self.pick().map_or(Ok(()), |index| self.preempt_at(index))
-    }
-
-    pub(crate) fn preempt_at(&mut self, index: usize) -> Result<(), String> {
-        let live = &mut self.live[index];
-        let slot = live.slot;
-        live.cut(live.known);
-        live.loading = None;
-        self.note(|| format!("preempt slot {}", slot.0));
-        self.ledger.preempt(&[slot]).map_err(|error| format!("preempt: {error}"))
-    }
-
-    fn release(&mut self) -> Result<(), String> {
-        self.pick().map_or(Ok(()), |index| self.release_slot(self.live[index].slot))
-    }
-
-    pub(crate) fn release_slot(&mut self, slot: SlotId) -> Result<(), String> {
-        self.note(|| format!("release slot {}", slot.0));
-        let index = self.find(slot);
-        let mut live = self.live.swap_remove(index);
-        self.ledger.release(&[slot]).map_err(|error| format!("release: {error}"))?;
-        live.cut(0);
-        if !live.late.is_empty() {
-            self.orphans.push((slot, live.late));
-        }
-        Ok(())
-    }
-
     fn fork(&mut self) -> Result<(), String> {
         let Some(index) = self.pick().filter(|_| self.live.len() < MOST_LIVE) else { return Ok(()) };
         let parent = &self.live[index];
@@ -336,12 +296,11 @@ impl Engine {
     }
 
     /// Asks that a load be given up: it ends when the mover says so.
-    fn cancel(&mut self) -> Result<(), String> {
+    fn cancel(&mut self) {
         let mut loads = self.live.iter().filter_map(|live| live.loading.as_ref());
         if let Some(copy) = loads.next().map(|load| (load.completion.cancel(), load.copy).1) {
             self.note(|| format!("cancel copy {copy}"));
         }
-        Ok(())
     }
 
     fn commit(&mut self) -> Result<(), String> {
@@ -349,17 +308,6 @@ impl Engine {
         self.note(|| format!("commit request {index}"));
         self.ledger.commit(self.live[index].slot).map_err(|error| format!("commit: {error}"))?;
         self.offload()
-    }
-
-    fn pin(&mut self) -> Result<(), String> {
-        if let Some(pin) = self.pins.pop() {
-            self.note(|| "unpin".into());
-            return self.ledger.unpin(pin).map_err(|error| format!("unpin: {error}"));
-        }
-        let Some(index) = self.pick() else { return Ok(()) };
-        self.note(|| format!("pin request {index}"));
-        self.pins.push(self.ledger.pin(self.live[index].slot).map_err(|error| format!("pin: {error}"))?);
-        Ok(())
     }
 
     fn begin_step(&mut self) -> Result<(), String> {
@@ -370,31 +318,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The device forgets what nobody uses, now and then after all have gone; the tier keeps it.
-    fn forget(&mut self) -> Result<(), String> {
-        while !self.live.is_empty() && self.random.below(4) > 0 {
-            self.release()?;
-        }
-        let NewSequence { namespace, chain, .. } = request(&[], "", self.ledger.config().page_size);
-        let query = PrefixQuery { namespace, tokens: Vec::new(), extras: ExtraKeys::default(), chain };
-        let forgotten = self.ledger.truncate_prefix(&query);
-        self.note(|| format!("forget {forgotten} blocks on the device"));
-        Ok(())
-    }
-
-    /// Other weights: nothing that was stored before is right.
-    fn reset(&mut self) -> Result<(), String> {
-        self.note(|| "reset".into());
-        self.tier.reset();
-        self.ledger.reset_prefix_cache();
-        self.weights += 1;
-        self.live.iter_mut().for_each(|live| live.learned = 0);
-        (0..self.live.len()).for_each(|index| self.learn(index));
-        Ok(())
-    }
-
     /// What the full blocks of a request must hold.
-    fn learn(&mut self, index: usize) {
+    pub(crate) fn learn(&mut self, index: usize) {
         let page_size = self.ledger.config().page_size;
         let Live { log, known, salt, learned, .. } = &mut self.live[index];
         if std::mem::replace(learned, *known / page_size as usize) >= *known / page_size as usize {
@@ -405,21 +330,6 @@ impl Engine {
         self.tier.truth.extend(keys(&log[..*known], salt, page_size).into_iter().zip(blocks));
     }
 
-    /// Requests that hold nothing take part in what is shared now.
-    pub(crate) fn start_over(&mut self) {
-        for live in self.live.iter_mut().filter(|live| live.weights != self.weights && live.loading.is_none())
-        {
-            if self.ledger.pages(live.slot).is_ok_and(<[_]>::is_empty) {
-                live.start_over(self.weights);
-            }
-        }
-    }
-
-    pub(crate) fn unpin_all(&mut self) -> Result<(), String> {
-        let pins = std::mem::take(&mut self.pins);
-        pins.into_iter().try_for_each(|pin| self.ledger.unpin(pin)).map_err(|error| format!("unpin: {error}"))
-    }
-
     pub(crate) fn note(&mut self, call: impl FnOnce() -> String) {
         self.made += 1;
         self.calls.push_back(format!("{}: {}", self.tier.now, call()));
@@ -428,11 +338,11 @@ impl Engine {
         }
     }
 
-    fn find(&self, slot: SlotId) -> usize {
+    pub(crate) fn find(&self, slot: SlotId) -> usize {
         self.live.iter().position(|live| live.slot == slot).expect("it is claimed")
     }
 
-    fn pick(&mut self) -> Option<usize> {
+    pub(crate) fn pick(&mut self) -> Option<usize> {
         (!self.live.is_empty()).then(|| self.random.below(self.live.len()))
     }
 }

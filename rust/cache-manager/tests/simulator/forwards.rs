@@ -4,7 +4,7 @@ use crate::device::{Forward, Work};
 use crate::engine::Engine;
 use crate::live::Out;
 use block_hash::Token;
-use block_pool::Step;
+use block_pool::{PageId, Step};
 use cache_manager::{LedgerError, SlotId, VarlenTables};
 
 /// One request of a batch as the tables say: one past its last computed token, and how many are computed.
@@ -78,7 +78,7 @@ impl Engine {
         live.planned = false;
         live.out.push_back(Out { step: step.0, sampled });
         for &cell in written.iter().chain(&guessed) {
-            let page = block_pool::PageId((cell / page_size) as u32);
+            let page = PageId((cell / page_size) as u32);
             let slab = self.ledger.slab();
             if slab.refs(page) == 0 || slab.node(page).is_some() || self.tier.mover.on_page(page) > 0 {
                 return Err(format!("a forward writes to {page}, which others read"));

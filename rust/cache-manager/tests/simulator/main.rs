@@ -9,6 +9,7 @@ mod device;
 mod engine;
 mod forwards;
 mod kv;
+mod letting_go;
 mod live;
 mod mover;
 mod random;
@@ -70,7 +71,9 @@ fn few_seeds_meet_loads_and_stores_that_end_in_every_way() {
             ("results that nobody waited for", ledger.dropped_results),
             ("page copies", ledger.page_copies),
         ];
-        counts.into_iter().for_each(|(what, count)| *met.entry(what).or_default() += count);
+        for (what, count) in counts {
+            *met.entry(what).or_default() += count;
+        }
     }
     let rare: Vec<_> = met.into_iter().filter(|&(_, count)| count < 10).collect();
     assert!(rare.is_empty(), "met too seldom: {rare:?}");
