@@ -63,6 +63,8 @@ test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (min
 	$(BIN)/pytest tests --long --timeout 1800
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
 	  PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=2000 cargo test --workspace --locked $(RANDOM_RUST_TESTS)
+	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "SIMULATOR_SEED=$$seed"; \
+	  SIMULATOR_SEED=$$seed SIMULATOR_SEEDS=10000 cargo test --release -p cache-manager --test simulator --locked
 
 bench: $(NATIVE) ## pytest-benchmark and criterion suites
 	$(BIN)/pytest benches --benchmark-enable --benchmark-only

@@ -6,10 +6,11 @@ use crate::probe::PrefixQuery;
 use radix_tree::{NodeId, ParentId};
 
 impl Ledger {
-    /// Forgets every cached block. Blocks in use are not published when they are computed or released:
+    /// Forgets every cached block, and refuses the offloads that nobody has taken yet. Blocks in use are not published when they are computed or released:
     /// requests that hold pages neither read nor store from now on, until preempted. The cost does not
     /// grow with the cache.
     pub fn reset_prefix_cache(&mut self) {
+        self.refuse_offloads();
         self.counters.reset_blocks += self.tree.resident() as u64;
         self.tree.clear();
         self.evicted.clear();

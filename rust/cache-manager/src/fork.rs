@@ -23,7 +23,7 @@ impl Ledger {
             return Err(LedgerError::Padding(slot));
         }
         self.check_slots()?;
-        let child = parent.fork(self.counters.claims + 1, self.config.page_size);
+        let mut child = parent.fork(self.counters.claims + 1, self.config.page_size);
         if let Some(parent) = self.slots.get_mut(slot) {
             parent.exposed = true;
         }
@@ -36,6 +36,8 @@ impl Ledger {
             for &block in &child.anchored {
                 self.tree.anchor(child.nodes[block as usize]);
             }
+        } else if child.holds_nothing() {
+            child.join_epoch(&mut self.tree, self.epoch);
         }
         Ok(self.seat(child))
     }

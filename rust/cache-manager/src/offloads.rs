@@ -1,6 +1,6 @@
 //! Offloads: copies of blocks to other tiers.
 
-use crate::copies::CopyJob;
+use crate::copies::{CopyEnd, CopyJob};
 use crate::ledger::Ledger;
 use crate::loads::BlockKey;
 use block_pool::Priority;
@@ -20,5 +20,13 @@ impl Ledger {
     /// guards, as the write policy says.
     pub fn take_offloads(&mut self) -> Vec<OffloadJob> {
         std::mem::take(&mut self.offloads)
+    }
+
+    /// Offloads that nobody has taken yet are not made: what they would copy is forgotten.
+    pub(crate) fn refuse_offloads(&mut self) {
+        for job in self.take_offloads() {
+            let refused = self.end_copies(&[(job.copy.id.0, CopyEnd::Refused)]);
+            debug_assert!(refused.is_ok(), "nobody else knows of the copy");
+        }
     }
 }

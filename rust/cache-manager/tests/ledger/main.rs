@@ -11,6 +11,7 @@ mod fences;
 mod forks;
 mod identity;
 mod misses;
+mod offloads;
 mod refusals;
 mod retention;
 mod room;
