@@ -51,7 +51,7 @@ impl AHash {
             self.side_by_side::<LANES>(lanes, ahead).into_iter().for_each(&mut each);
         }
         for block in rest.chunks_exact(page_size) {
-            each(self.side_by_side([block], 0)[0]);
+            each(self.side_by_side([block], ahead)[0]);
         }
     }
 

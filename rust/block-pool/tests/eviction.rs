@@ -1,6 +1,6 @@
 //! Which page goes next.
 
-use block_pool::{EvictionPolicy, NodeLink, PageId, Priority, Slab, Step};
+use block_pool::{EvictionPolicy, NodeLink, PageId, Priority, Retention, Slab, Step};
 
 fn level(level: i64) -> Priority {
     Priority::new(level).expect("a level from 0 to 100")
@@ -176,4 +176,21 @@ fn pages_cached_after_a_forgetting_queue_at_their_level_again() {
     slab.publish(PageId(3), NodeLink(3), Step(2));
     release(&mut slab, &[2, 3]);
     assert_eq!(drain(&mut slab), [1, 3, 2]);
+}
+
+#[test]
+fn a_page_whose_retention_ends_is_taken_out_of_the_middle_of_what_is_hit_like_any_other() {
+    let mut slab = Slab::new(4, EvictionPolicy::PriorityLru, Priority::DEFAULT);
+    let mut taken = Vec::new();
+    assert!(slab.take_many(3, Priority::DEFAULT, &mut taken));
+    let pages: Vec<PageId> = taken.iter().map(|taken| taken.page).collect();
+    for (number, &page) in (0..).zip(&pages) {
+        slab.publish(page, NodeLink(number), Step(1));
+    }
+    // Of the default priority, so that all lie in one list.
+    slab.retain(pages[1], Retention::new(Priority::DEFAULT, Some(1.0), None).unwrap());
+    slab.release_all(pages.iter().rev().copied(), Step(1));
+    slab.reuse_all(&pages, |_| ());
+    assert_eq!(slab.tell_time(5.0), [], "its time does not run while it is in use");
+    assert_eq!(slab.verify(), Ok(()));
 }

@@ -20,7 +20,8 @@ impl<T: Copy> Array<T> {
     const FITS: () =
         assert!(size_of::<T>() > 0 && align_of::<T>() <= 64, "values of regions that begin at cache lines");
 
-    /// No values, and address space for `capacity` of them if there is that much; memory follows use.
+    /// No values, and address space for `capacity` of them if there is that much; memory follows use. What is
+    /// behind the values is zeros: none is ever taken away.
     pub fn with_capacity(capacity: usize) -> Array<T> {
         let () = Self::FITS;
         let region = capacity.checked_mul(size_of::<T>()).and_then(Region::new);
@@ -50,6 +51,18 @@ impl<T: Copy> Array<T> {
             for index in first..first + more {
                 self.region.start().cast::<T>().add(index).write(value);
             }
+        }
+        self.len += more;
+    }
+
+    /// Adds `more` values of zero bytes, which are there already.
+    ///
+    /// # Safety
+    /// Zero bytes are a value.
+    #[inline]
+    pub(crate) unsafe fn extend_zeros(&mut self, more: usize) {
+        if self.capacity() - self.len < more {
+            self.grow(more);
         }
         self.len += more;
     }
@@ -149,6 +162,15 @@ mod tests {
         assert_eq!(array.capacity(), 0);
         array.push(1u64);
         assert_eq!(array[..], [1]);
+    }
+
+    #[cfg(target_pointer_width = "64")]
+    #[test]
+    fn address_space_is_given_back() {
+        for _ in 0..200 {
+            // All of them at once would be more than a process has.
+            assert_eq!(Array::<u64>::with_capacity(1 << 37).capacity(), 1 << 37);
+        }
     }
 
     #[test]

@@ -3,8 +3,12 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-/// The largest of the pages that memory comes in. Less than this is not worth a call of the system's.
+/// The size of a huge page.
+#[cfg(all(target_os = "linux", not(miri)))]
 const HUGE_PAGE: usize = 2 << 20;
+/// Less than this is not worth a call of the system's.
+#[cfg(all(target_os = "linux", not(miri)))]
+const MAPPED: usize = 1 << 16;
 /// A cache line.
 const ALIGNMENT: usize = 64;
 #[repr(align(64))]
@@ -22,7 +26,7 @@ enum Source {
     Nowhere,
     Allocator,
     /// A mapping: its address and length.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     System(NonNull<u8>, usize),
 }
 
@@ -40,8 +44,9 @@ impl Region {
         if bytes == 0 {
             return Some(Region::EMPTY);
         }
-        #[cfg(target_os = "linux")]
-        if bytes >= HUGE_PAGE {
+        isize::try_from(bytes).ok()?; // no slice is longer
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if bytes >= MAPPED {
             return Region::map(bytes);
         }
         let layout = Layout::from_size_align(bytes, ALIGNMENT).ok()?;
@@ -50,15 +55,20 @@ impl Region {
         Some(Region { start, bytes, from: Source::Allocator })
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     fn map(bytes: usize) -> Option<Region> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-        let mapped = bytes.checked_next_multiple_of(HUGE_PAGE)?.checked_add(HUGE_PAGE)?;
+        let huge = bytes >= HUGE_PAGE;
+        let mapped =
+            if huge { bytes.checked_next_multiple_of(HUGE_PAGE)?.checked_add(HUGE_PAGE)? } else { bytes };
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping wherever there is room.
         let mapping = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, access, flags) };
         let mapping = NonNull::new(mapping.ok()?.cast::<u8>())?;
+        if !huge {
+            return Some(Region { start: mapping, bytes, from: Source::System(mapping, mapped) });
+        }
         let skipped = mapping.addr().get().next_multiple_of(HUGE_PAGE) - mapping.addr().get();
         // SAFETY: inside the mapping, which is longer by a huge page than what is used of it.
         let start = unsafe { mapping.add(skipped) };
@@ -89,7 +99,7 @@ impl Drop for Region {
                 // SAFETY: allocated with this layout.
                 unsafe { dealloc(self.start.as_ptr(), layout) }
             }
-            #[cfg(target_os = "linux")]
+            #[cfg(all(target_os = "linux", not(miri)))]
             Source::System(mapping, bytes) => {
                 // SAFETY: the whole of a mapping that nothing uses any more.
                 let gone = unsafe { rustix::mm::munmap(mapping.as_ptr().cast(), bytes) };

@@ -35,7 +35,8 @@ impl Rows {
     pub fn push(&mut self) {
         self.count += 1;
         let more = (self.count * self.row).div_ceil(LINE) - self.lines.len();
-        self.lines.extend_by(more, Line([0; LINE]));
+        // SAFETY: zero bytes are a line of zeros.
+        unsafe { self.lines.extend_zeros(more) };
     }
 
     /// Rows that follow each other, as one piece.
@@ -45,15 +46,6 @@ impl Rows {
     #[inline]
     pub fn get(&self, rows: Range<usize>) -> &[i32] {
         &self.all()[rows.start * self.row..rows.end * self.row]
-    }
-
-    /// A row is read soon.
-    #[inline]
-    pub fn prefetch(&self, row: usize) {
-        let lines = self.row * row / LINE..(self.row * (row + 1)).div_ceil(LINE);
-        for line in self.lines.get(lines).unwrap_or_default() {
-            crate::prefetch(line, 0);
-        }
     }
 
     /// Overwrites rows: the number of each, and its integers.
@@ -74,46 +66,59 @@ impl Rows {
 
     #[inline]
     fn all(&self) -> &[i32] {
-        // SAFETY: lines are integers and nothing else, one behind the other.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE) }
+        // SAFETY: lines are integers and nothing else, one behind the other, and the rows end in the last line.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.count * self.row) }
     }
 
     #[inline]
     fn all_mut(&mut self) -> &mut [i32] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * LINE) }
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.count * self.row) }
     }
 }
 
 /// Copies integers to the `len` lines from each place on, past the caches.
-#[cfg(target_arch = "x86_64")]
 fn stream<'a>(lines: &mut [Line], len: usize, places: impl Iterator<Item = (usize, &'a [i32])>) {
-    use std::arch::x86_64::{__m128i, _mm_sfence, _mm_stream_si128};
-
+    let _fence = Fence; // also when this ends by a panic
     for (start, values) in places {
         assert!(values.len() == len * LINE, "a row has another length");
         let (values, _) = values.as_chunks::<LINE>();
-        for (line, &values) in lines[start..start + len].iter_mut().zip(values) {
-            let to = std::ptr::from_mut(line).cast::<__m128i>();
-            // SAFETY: the same size, and every bit pattern is a vector.
-            let values: [__m128i; 4] = unsafe { std::mem::transmute(values) };
-            for (part, value) in values.into_iter().enumerate() {
-                // SAFETY: a quarter of a line, which is aligned to more than its size.
-                unsafe { _mm_stream_si128(to.add(part), value) };
-            }
+        for (line, values) in lines[start..start + len].iter_mut().zip(values) {
+            store(line, *values);
         }
     }
-    // SAFETY: every processor of this kind has it. Streamed stores are not ordered with others: without it,
-    // whoever sees a later store might not see them.
-    unsafe { _mm_sfence() };
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn stream<'a>(lines: &mut [Line], len: usize, places: impl Iterator<Item = (usize, &'a [i32])>) {
-    for (start, values) in places {
-        let to = lines[start..start + len].iter_mut().flat_map(|line| &mut line.0);
-        assert!(values.len() == len * LINE, "a row has another length");
-        to.zip(values).for_each(|(to, &from)| *to = from);
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn store(line: &mut Line, values: [i32; LINE]) {
+    use std::arch::x86_64::{__m128i, _mm_stream_si128};
+
+    let to = std::ptr::from_mut(line).cast::<__m128i>();
+    // SAFETY: the same size, and every bit pattern is a vector.
+    let values: [__m128i; 4] = unsafe { std::mem::transmute(values) };
+    for (part, value) in values.into_iter().enumerate() {
+        // SAFETY: a quarter of a line, which is aligned to more than its size.
+        unsafe { _mm_stream_si128(to.add(part), value) };
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn store(line: &mut Line, values: [i32; LINE]) {
+    line.0 = values;
+}
+
+/// Streamed stores are not ordered with others: without this at their end, whoever sees a later store might not
+/// see them.
+struct Fence;
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: every processor of this kind has it.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
     }
 }
 
@@ -169,16 +174,18 @@ mod tests {
     }
 
     #[test]
-    fn any_row_can_be_fetched_even_one_that_is_not_there() {
-        let rows = written(20, 3, &[]);
-        (0..10).for_each(|row| rows.prefetch(row));
-    }
-
-    #[test]
     #[should_panic(expected = "length")]
     fn a_row_of_another_length_is_refused() {
         let mut rows = written(16, 20, &[]);
         rows.write((0..20).map(|row| (row, &[0; 15][..])));
+    }
+
+    #[test]
+    fn rows_that_are_not_there_are_refused_where_they_would_be_in_the_last_line() {
+        let refused = |call: fn(Rows)| std::panic::catch_unwind(|| call(written(5, 3, &[]))).is_err();
+        assert!(refused(|rows| _ = rows.get(2..4).len()));
+        assert!(refused(|mut rows| rows.write(std::iter::once((3, &[0; 5][..])))));
+        assert!(!refused(|mut rows| rows.write(std::iter::once((2, &[0; 5][..])))));
     }
 
     #[test]

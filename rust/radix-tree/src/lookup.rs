@@ -48,9 +48,8 @@ impl Hits {
     }
 }
 
-/// Tokens of neighbours that are compared together: with the records, they stay in the nearest cache from
-/// when they are fetched to when they are read.
-const RUN: usize = 2048;
+/// Neighbours whose tokens are compared together. Their records, read twice, stay in the nearest cache.
+const RUN: usize = 256;
 
 impl PrefixTree {
     /// The node of the block with chained hash `key`, these `tokens` and `extra` keys, below `parent`.
@@ -118,12 +117,10 @@ impl PrefixTree {
     #[inline]
     fn run(&self, first: NodeId, parent: ParentId, keys: &[u64], tokens: &[Token]) -> usize {
         let start = first.0 as usize;
-        let most = (RUN / self.page_size).max(1);
         let mut parent = PackedParent::pack(parent);
         let mut run = 0;
-        for (record, &key) in self.nodes[start..].iter().zip(keys).take(most) {
+        for (record, &key) in self.nodes[start..].iter().zip(keys).take(RUN) {
             memory::prefetch(record, AHEAD);
-            self.tokens.prefetch(start + run);
             let is_next = record.key == key && record.parent == parent && record.extra == ExtraId::NONE;
             if !is_next || record.page == PageId::NULL {
                 break;

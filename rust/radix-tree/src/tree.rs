@@ -58,7 +58,9 @@ impl PrefixTree {
     /// Drops every node and namespace at once. The cost does not grow with the number of blocks, other
     /// than what giving memory back to the allocator costs.
     pub fn clear(&mut self) {
-        *self = PrefixTree::new(self.page_size, self.table.capacity());
+        let (page_size, capacity) = (self.page_size, self.table.capacity());
+        *self = PrefixTree::new(page_size, 0); // gives back what the new one takes
+        *self = PrefixTree::new(page_size, capacity);
     }
 
     /// Nodes in the tree.
@@ -108,7 +110,7 @@ impl PrefixTree {
     }
 
     /// Stores blocks that follow each other below `parent`: whole blocks of `tokens`, with chained hashes
-    /// `keys`, no extra keys, on `pages`. Ends before the first whose hash is stored already. Adds the nodes of
+    /// `keys`, no extra keys, each on its page of `pages`. Ends before the first whose hash is stored already. Adds the nodes of
     /// those stored to `made`.
     pub fn extend(
         &mut self,
@@ -119,6 +121,7 @@ impl PrefixTree {
         made: &mut Vec<NodeId>,
     ) {
         debug_assert_eq!(tokens.len(), keys.len() * self.page_size, "whole blocks, a hash for each");
+        debug_assert_eq!(pages.len(), keys.len(), "a page for each block");
         let first = made.len();
         for (block, (&key, &page)) in keys.iter().zip(pages).enumerate() {
             if let Some(&later) = keys.get(block + AHEAD) {

@@ -354,3 +354,16 @@ fn a_block_takes_the_free_number_after_its_parents() {
     assert_eq!(store(&mut tree, ParentId::Node(first), 5, [5, 5], 1), NodeId(2));
     verify(&tree, &[root]);
 }
+
+#[test]
+fn a_record_that_had_extra_keys_has_none_when_it_is_used_again_for_many_blocks() {
+    let mut tree = PrefixTree::new(4, 0);
+    let root = ParentId::Root(tree.acquire_namespace(&NamespaceKey::default()));
+    let Insertion::New(node) = tree.insert(root, 1, &[1; 4], b"image") else { panic!("the tree is empty") };
+    tree.set_page(node, PageId(1));
+    tree.clear_page(node);
+    let mut made = Vec::new();
+    tree.extend(root, &[2], &[2; 4], &[PageId(1)], &mut made);
+    tree.insert(root, 3, &[3; 4], b"another");
+    assert_eq!(tree.find(root, 2, &[2; 4], &[]), Ok(Some(made[0])));
+}
