@@ -47,7 +47,7 @@ pub enum Message {
     Inventory {
         /// The first unit, a multiple of 64.
         first: u32,
-        /// At most [`INVENTORY_WORDS`] words.
+        /// At most 8192 words.
         words: Vec<u64>,
     },
     /// From a worker: the inventory is complete.
