@@ -16,6 +16,7 @@ use block_hash::{Identity, Token};
 use block_pool::{PageId, Slab, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
+use tiered_connector::job::UnitId;
 
 /// The ledger of one replica; see the crate's page.
 pub struct Ledger {
@@ -29,6 +30,8 @@ pub struct Ledger {
     pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
     pub(crate) offloads: Vec<OffloadJob>,
+    /// Units of a tier that no request uses any more.
+    pub(crate) units_let_go: Vec<UnitId>,
     /// Blocks that the newest publication stored.
     pub(crate) published: Vec<usize>,
     /// Planned and not taken: source and destination, in order.
@@ -44,6 +47,8 @@ pub struct Ledger {
     pub(crate) step_joined: bool,
     /// Resets of the prefix cache; a sequence of an older epoch neither reads nor publishes.
     pub(crate) epoch: u32,
+    /// Whether there is no memory behind the pages.
+    pub(crate) asleep: bool,
     /// Latest time that was told, in seconds; 0 until one is.
     pub(crate) now: f64,
     /// Whether a time was told.
@@ -71,6 +76,7 @@ impl Ledger {
             copies: Copies::default(),
             pins: Pins::default(),
             offloads: Vec::new(),
+            units_let_go: Vec::new(),
             published: Vec::new(),
             page_copies: Vec::new(),
             counters: Counters::default(),
@@ -80,6 +86,7 @@ impl Ledger {
             step_open: false,
             step_joined: false,
             epoch: 0,
+            asleep: false,
             now: 0.0,
             has_clock: false,
             batch_pass: 0,
