@@ -1,4 +1,4 @@
-"""Requests set aside in host memory, and a cache that sleeps: what comes back, and what is refused meanwhile."""
+"""Requests set aside in host memory, and a cache that sleeps: what comes back, what is refused meanwhile."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import pagekeeper as pk
 from model.engine import manager
 from test_tiered import BYTES, PAGE_SIZE, expected, prompt_of
 
+
 class Cache:
     """A cache on plain memory with a host tier; its forward writes f(prefix) into the page of each block."""
 
     def __init__(self, pages: int = 8, units: int = 32, **params: Any) -> None:
         shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
         config = pk.KVConnectorConfig(type="rust_tiered", host_offload_max_gb=units * BYTES / 2**30)
-        self.params = pk.MHAKVCacheParams(
-            **shape, page_size=PAGE_SIZE, kv_connector_config=config, **params
-        )
+        self.params = pk.MHAKVCacheParams(**shape, page_size=PAGE_SIZE, kv_connector_config=config, **params)
         self.memory = memory_of(pages)
         self.kv = pk.PagedKVCacheManager(
             self.params, total_num_pages=pages, max_batch_size=8, buffers=[self.memory]
@@ -187,7 +186,7 @@ def test_without_room_in_the_tier_nothing_is_suspended() -> None:
     cache.settled()
     cache.suspend(first)
     before = cache.kv.fingerprint()
-    with pytest.raises(pk.InsufficientBlocksError, match="3 units of host memory; 2 of 5 are free") as refused:
+    with pytest.raises(pk.InsufficientBlocksError, match="3 units of host memory; 2 of 5") as refused:
         cache.kv.suspend(second)
     assert (refused.value.request_id, refused.value.needed) == (second.request_id, 3)
     assert (refused.value.free, refused.value.pinned) == (2, 3)

@@ -1,17 +1,19 @@
 """Requests are suspended and resumed at random moments, between all else that happens to them (MGR-14).
 
-Each token's KV is a function of its prefix and of the weights. Whatever a request has must be right after every
-call: a byte that came back wrong, from another request or from other weights, shows.
+Each token's KV is a function of its prefix and of the weights. Whatever a request has must be right after
+every call: a byte that came back wrong, from another request or from other weights, shows.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import pagekeeper as pk
 
@@ -66,7 +68,7 @@ class World:
         self.suspended = self.resumed = self.lost = self.refused = 0
 
     @property
-    def cells(self) -> np.ndarray:
+    def cells(self) -> NDArray[np.uint8]:
         """[page, K and V, token, bytes]."""
         return self.memory.reshape(PAGES + 1, 2, PAGE_SIZE, DIM * 4)
 
@@ -75,7 +77,7 @@ class World:
             self.claim: 3,
             self.compute: 10,
             self.suspend: 5,
-            self.resume: 5,
+            self.resume: 8,
             self.poll: 6,
             self.fork: 1,
             self.truncate: 1,
@@ -144,13 +146,8 @@ class World:
         one = self.pick(lambda one: bool(one.kv) and not one.waits and not one.suspended)
         if one is None:
             return
-        before = self.kv.fingerprint()
-        try:
-            one.transfer = self.kv.suspend(one.ctx)
-        except pk.InsufficientBlocksError as error:
-            assert error.needed == -(-len(one.kv) // PAGE_SIZE) > error.free
-            assert self.kv.fingerprint() == before
-            self.refused += 1
+        one.transfer = self.tried(lambda: self.kv.suspend(one.ctx))
+        if one.transfer is None:
             return
         one.suspended = True
         self.suspended += 1
@@ -161,18 +158,10 @@ class World:
         one = self.pick(lambda one: one.suspended and not one.waits)
         if one is None:
             return
-        before = self.kv.fingerprint()
-        try:
-            one.transfer = self.kv.resume(one.ctx)
-        except pk.InsufficientBlocksError:
-            self.refused += 1
-            assert self.kv.fingerprint() == before
+        returning = self.tried(lambda: self.kv.resume(one.ctx))
+        if returning is None:
             return
-        except ValueError as error:  # it has not left yet
-            assert "is being suspended" in str(error)
-            assert self.kv.fingerprint() == before
-            return
-        one.waits = True
+        one.transfer, one.waits = returning, True
         if self.random.random() < 0.1:
             one.transfer.cancel()
 
@@ -256,8 +245,20 @@ class World:
         self.kv.wake(buffers=[self.memory])
         self.poll()
 
-    def pick(self, fits: object) -> Live | None:
-        fitting = [one for one in self.live if fits(one)]  # type: ignore[operator]
+    def tried(self, call: Callable[[], pk.KVConnectorTransfer]) -> pk.KVConnectorTransfer | None:
+        """What `call` gives; None when it was refused, which changes nothing."""
+        before = self.kv.fingerprint()
+        try:
+            return call()
+        except (pk.InsufficientBlocksError, ValueError) as error:
+            if isinstance(error, ValueError) and "is being suspended" not in str(error):
+                raise
+            self.refused += isinstance(error, pk.InsufficientBlocksError)
+        assert self.kv.fingerprint() == before
+        return None
+
+    def pick(self, fits: Callable[[Live], bool]) -> Live | None:
+        fitting = [one for one in self.live if fits(one)]
         return self.random.choice(fitting) if fitting else None
 
     # What must hold.
@@ -294,11 +295,11 @@ class World:
 
 def test_whatever_comes_back_is_right_and_what_is_lost_is_told(long_run: bool, first_seed: int) -> None:
     resumed = lost = refused = 0
-    for seed in range(first_seed, first_seed + (400 if long_run else 60)):
+    for seed in range(first_seed, first_seed + (400 if long_run else 70)):
         for on_duplicate in ("adopt", "private"):
             world = World(seed, on_duplicate)
             try:
-                world.run(calls=150)
+                world.run(calls=200)
             except BaseException as error:
                 error.add_note(f"seed {seed}, on_duplicate={on_duplicate!r}")
                 raise

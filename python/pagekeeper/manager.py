@@ -450,8 +450,8 @@ class PagedKVCacheManager(PrefixCalls, PageCalls, PauseCalls):
         """Ends copies, and gives the requests whose transfers became ready or failed.
 
         A request that is named was waiting for a load: `alloc` plans its forward now. If the load failed, its
-        blocks are computed, and the request loads no more. Likewise requests that `resume` has brought back, and
-        those whose KV was lost in `suspend` or `resume`. Without a connector there are none.
+        blocks are computed, and the request loads no more. Likewise requests that `resume` has brought back,
+        and those whose KV was lost in `suspend` or `resume`. Without a connector there are none.
 
         Args:
             completions: ids of copies that have ended, so that all ranks see the same ends at the same time:

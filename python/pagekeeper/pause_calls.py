@@ -1,4 +1,4 @@
-"""The manager's calls that set things aside: requests in host memory, and the whole cache without its pool."""
+"""The manager's calls that set things aside: requests in host memory, and the whole cache without a pool."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class PauseCalls:
     def suspend(self, batch: Batch) -> KVConnectorTransfer | list[KVConnectorTransfer]:
         """Takes all pages from requests and keeps their KV in host memory, for all of `batch` or for none.
 
-        A suspended request stays claimed. Its KV lies under no key: nothing evicts, finds or announces it, and
-        `reset_prefix_cache` leaves it alone. What the request shared stays cached like the blocks of others.
+        A suspended request stays claimed. Its KV lies under no key: nothing evicts, finds or announces it,
+        and `reset_prefix_cache` leaves it alone. What the request shared stays cached like other blocks.
         Its pages are free once the copy has been settled by `poll_transfers`; then `resume` brings it back.
         Until then tokens may be appended to it, and it may be released or preempted, nothing else.
 
@@ -83,8 +83,8 @@ class PauseCalls:
         """Brings suspended requests back, on as many pages as they had, for all of `batch` or for none.
 
         A request waits until `poll_transfers` names it. It then stands where it stood when it was suspended,
-        with the same KV, its full blocks are shared again, and `alloc` plans its next forward. If the cache was
-        reset meanwhile it goes on alone, as requests do that hold pages through a reset.
+        with the same KV, its full blocks are shared again, and `alloc` plans its next forward. If the cache
+        was reset meanwhile it goes on alone, as requests do that hold pages through a reset.
 
         If the copy fails or is cancelled the KV is lost: the request is named too, and computes all its
         tokens again, as after `preempt`.
@@ -107,20 +107,19 @@ class PauseCalls:
     def sleep(self, timeout: float = 5.0) -> None:
         """Gives up the pool's memory, and forgets what is cached in it.
 
-        Nobody may hold pages; suspended requests do not, and are as good as before after `wake`. Blocks in other
-        tiers stay. Until `wake` nothing is planned or resumed, and there is no `get_buffers`. The memory is
-        free once nobody else holds a view of it. A cache without a pool of its own only forgets.
+        Nobody may hold pages; suspended requests do not, and are as good as before after `wake`. Blocks in
+        other tiers stay. Until `wake` nothing is planned or resumed, and there is no `get_buffers`. The
+        memory is free once nobody else holds a view of it. A cache without a pool only forgets.
 
         Args:
             timeout: seconds to wait for copies in flight, which are settled as by `poll_transfers`.
 
         Raises:
             TimeoutError: copies are still in flight after that time.
-            ValueError: requests or pins hold pages, or the cache is asleep; a connector of the caller's has the
-                memory of the pool, and cannot be told to let it go.
+            ValueError: requests or pins hold pages, or the cache is asleep; a connector of the caller's has
+                the memory of the pool, and cannot be told to let it go.
         """
-        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < 1e9:
-            raise ValueError(f"timeout={shown(timeout)}: must be seconds, 0 or more")
+        timeout = _seconds(timeout, "timeout")
         if self._pool is not None and self._tiers is not None and not isinstance(self._tiers, NativeTiers):
             raise ValueError("sleep: the connector copies from the pool's memory and cannot be told of other")
         self._core.check_unused()
@@ -158,7 +157,7 @@ class PauseCalls:
                 self._connector.adopt_pages(pool.byte_arrays())
             self._pool, self._pool_is_adopted = pool, buffers is not None
         elif buffers is not None:
-            raise ValueError("buffers: the manager has no pool: allocate_pools=False was given, or it is shut down")
+            raise ValueError("buffers: the manager was made with allocate_pools=False, or is shut down")
         self._core.wake()
 
     def _native_tiers(self, call: str) -> NativeTiers:
@@ -171,3 +170,9 @@ class PauseCalls:
         if self._tiers is not None:
             ends = self._tiers.ends(None)
             self._tiers.settle(ends, self._core.end_copies(ends))
+
+
+def _seconds(given: object, name: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1e9:
+        raise ValueError(f"{name}={shown(given)}: must be seconds, 0 or more, and finite")
+    return given

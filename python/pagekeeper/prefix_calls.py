@@ -153,8 +153,8 @@ class PrefixCalls:
     def reset_prefix_cache(self, weights_revision: str | None = None) -> None:
         """Forgets every cached block, as after a change of weights.
 
-        Requests that hold pages, or are suspended, go on, and neither reuse nor share from now on, until they are
-        preempted. The cost does not grow with the cache.
+        Requests that hold pages, or are suspended, go on, and neither reuse nor share from now on, until they
+        are preempted. The cost does not grow with the cache.
 
         Args:
             weights_revision: what `weights_revision` is from now on; None leaves it.

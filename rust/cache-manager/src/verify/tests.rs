@@ -88,7 +88,7 @@ fn a_pin_that_no_copy_holds_is_found() {
 #[test]
 fn a_copy_of_a_page_that_is_not_pinned_is_found() {
     let found = after(|ledger| {
-        assert_eq!(ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], load: None }), None);
+        assert_eq!(ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], waiter: None }), None);
     });
     assert_eq!(found, page(2, "counts 0 pins, copies hold 1"));
 }
@@ -234,7 +234,7 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
 fn a_tail_that_others_hold_and_its_request_does_not_know_of_is_found() {
     let found = after(|ledger| {
         ledger.slab.pin(PageId(6));
-        ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], load: None });
+        ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], waiter: None });
     });
     let what = "page 6, which it writes to next, is held by others, and it does not know";
     assert_eq!(found.to_string(), format!("slot 1: {what}"));

@@ -14,4 +14,5 @@ mod misses;
 mod refusals;
 mod retention;
 mod room;
+mod suspension;
 mod twins;

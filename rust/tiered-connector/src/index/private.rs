@@ -8,6 +8,9 @@ use super::{InFlight, TierIndex, page};
 use crate::job::{Direction, Job, UnitId};
 use block_pool::{PageId, Priority, Step};
 
+#[cfg(test)]
+mod tests;
+
 /// Units that there are, when there were too few.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooFew {
