@@ -7,6 +7,9 @@ use crate::transfer::Transfer;
 use cache_manager::{BegunCopy, LedgerError, PrivateTier, SlotId};
 use pyo3::prelude::*;
 
+type Call =
+    fn(&mut cache_manager::Ledger, &mut dyn PrivateTier, &[SlotId]) -> Result<Vec<BegunCopy>, LedgerError>;
+
 impl Ledger {
     /// Tells the tier that the ledger asks itself, if there is one, of units that no request uses any more.
     pub(crate) fn free_units(&self, ledger: &mut cache_manager::Ledger) {
@@ -16,15 +19,7 @@ impl Ledger {
     }
 
     /// `(number of requests, copies that began)`, each copy as `(slot, copy, transfer)`.
-    fn begin_with_tier(
-        &self,
-        batch: &Bound<'_, PyAny>,
-        call: fn(
-            &mut cache_manager::Ledger,
-            &mut dyn PrivateTier,
-            &[SlotId],
-        ) -> Result<Vec<BegunCopy>, LedgerError>,
-    ) -> PyResult<(usize, Vec<Begun>)> {
+    fn begin_with_tier(&self, batch: &Bound<'_, PyAny>, call: Call) -> PyResult<(usize, Vec<Begun>)> {
         let slots = slots_of(batch, &self.shared, false)?;
         let mut tier = &self.own_tier()?.core;
         let begun = self.run(batch.py(), |ledger| call(ledger, &mut tier, &slots))?;

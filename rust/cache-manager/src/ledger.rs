@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use tiered_connector::job::UnitId;
 
 /// The ledger of one replica; see the crate's page.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of one ledger")]
 pub struct Ledger {
     pub(crate) config: LedgerConfig,
     pub(crate) slab: Slab,

@@ -75,9 +75,9 @@ pub(crate) struct Suspension {
     /// A unit for each block with computed tokens.
     pub(crate) units: Vec<UnitId>,
     /// Tokens with KV.
-    processed: u32,
+    pub(crate) processed: u32,
     /// Pages that the request held.
-    pages: u32,
+    pub(crate) pages: u32,
     pub(crate) stage: Stage,
 }
 

@@ -351,7 +351,7 @@ impl Ledger {
             let _ = writeln!(text, "pin {pin}: pages {:?}", ids(pages));
         }
         for (id, copy) in &self.copies.in_flight {
-            let what = copy.waiter.map_or("reads".into(), |slot| format!("slot {slot} waits,"));
+            let what = copy.waiter.map_or("reads".into(), |slot| format!("for slot {slot},"));
             let _ = writeln!(text, "copy {id}: {what} pages {:?}", ids(&copy.pages));
         }
         for (source, destination) in &self.page_copies {
