@@ -308,13 +308,13 @@ fn results_that_are_due_for_a_slot_that_is_claimed_are_found() {
     assert_eq!(found.to_string(), "slot 1: 1 results are due for the request that was released");
 }
 
-fn away(unit: u32) -> Box<Suspension> {
-    Box::new(Suspension { units: vec![UnitId(unit)], processed: 4, pages: 1, stage: Stage::Away })
+fn away(unit: u32) -> Suspension {
+    Suspension { units: vec![UnitId(unit)], processed: 4, pages: 1, stage: Stage::Away }
 }
 
 #[test]
 fn a_suspended_request_that_holds_pages_is_found() {
-    let found = after_damage_to(OWNER, |owner| owner.suspension = Some(away(0)));
+    let found = after_damage_to(OWNER, |owner| owner.suspension = Some(Box::new(away(0))));
     assert_eq!(found, "is suspended and holds pages, nodes, steps or a position");
 }
 
@@ -323,7 +323,7 @@ fn a_unit_that_two_suspended_requests_hold_is_found() {
     let found = after(|ledger| {
         for _ in 0..2 {
             let slot = ledger.claim(request(0..9)).map_err(|refused| refused.error).expect("a slot is free");
-            ledger.slots.get_mut(slot).expect("just claimed").suspension = Some(away(5));
+            ledger.slots.get_mut(slot).expect("just claimed").suspension = Some(Box::new(away(5)));
         }
     });
     assert_eq!(found, LedgerFault::Unit(5));
