@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Batch", "Request", "Requests", "check_group", "check_replica", "is_one"]
+__all__ = ["Batch", "Request", "Requests", "check_group", "check_replica", "is_one", "text"]
 
 Request: TypeAlias = "TextContext | int | np.integer"
 """A claimed request: its context, or the slot that `claim` returned."""
@@ -38,6 +38,17 @@ def check_replica(replica_idx: int) -> None:
     """
     if isinstance(replica_idx, bool | float) or replica_idx != 0:
         raise ValueError(f"replica_idx={shown(replica_idx)}: must be 0, there is one replica")
+
+
+def text(given: str | None, name: str) -> str | None:
+    """`given`, which is a str or None.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if given is not None and not isinstance(given, str):
+        raise TypeError(f"{name}: got {type(given).__name__}, must be a str")
+    return given
 
 
 def check_group(group: str | None) -> None:

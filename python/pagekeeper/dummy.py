@@ -118,6 +118,18 @@ class DummyKVCache(PagedKVCacheManager):
     def preempt(self, batch: Batch) -> None:
         pass
 
+    def suspend(self, batch: Batch) -> Any:
+        return CompletedTransfer() if is_one(batch) else [CompletedTransfer()] * _requests(batch)
+
+    def resume(self, batch: Batch) -> Any:
+        return CompletedTransfer() if is_one(batch) else [CompletedTransfer()] * _requests(batch)
+
+    def sleep(self, timeout: float = 5.0) -> None:
+        pass
+
+    def wake(self, buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None = None) -> None:
+        pass
+
     def release(self, batch: Batch) -> None:
         pass
 
@@ -220,7 +232,7 @@ class DummyKVCache(PagedKVCacheManager):
     def commit_and_get_block_hashes(self, ctx: Request, group: str | None = None) -> list[bytes]:
         return []
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, weights_revision: str | None = None) -> None:
         pass
 
     def metrics(self) -> dict[str, int]:

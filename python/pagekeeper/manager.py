@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 
 from pagekeeper._native import Ledger, TextContext
-from pagekeeper.calls import Batch, Request, Requests, check_group, check_replica, is_one
+from pagekeeper.calls import Batch, Request, Requests, check_group, check_replica, is_one, text
 from pagekeeper.connectors import KVConnector, NullConnector
 from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.counts import BlockCount, ByteCount
@@ -20,6 +20,7 @@ from pagekeeper.native_tiers import NativeTiers, tiered_connector
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.page_calls import PageCalls
 from pagekeeper.params import KVCacheParams, whole_number
+from pagekeeper.pause_calls import PauseCalls
 from pagekeeper.pools import Pool, pool_for, usable_pages
 from pagekeeper.prefix_calls import PrefixCalls
 from pagekeeper.staging import staging_for
@@ -46,7 +47,7 @@ __all__ = ["PagedKVCacheManager"]
 _log = logging.getLogger("pagekeeper")
 
 
-class PagedKVCacheManager(PrefixCalls, PageCalls):
+class PagedKVCacheManager(PrefixCalls, PageCalls, PauseCalls):
     """A paged KV cache with prefix sharing.
 
     A request lives through five calls::
@@ -75,7 +76,7 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim],
             or of one numpy array, uint8 [pages + 1, bytes a page], which needs no torch.
         model_name: for log messages.
-        weights_revision: kept; nothing uses it yet.
+        weights_revision: kept; `reset_prefix_cache` may change it.
         connector: keeps blocks beyond the device. None: what `params.kv_connector_config` says.
 
     Raises:
@@ -110,8 +111,8 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         self.max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
         self.max_seq_len = _limit(max_seq_len, "max_seq_len")
         self.max_num_input_tokens = _limit(max_num_input_tokens, "max_num_input_tokens")
-        self.model_name = _text(model_name, "model_name")
-        self.weights_revision = _text(weights_revision, "weights_revision")
+        self.model_name = text(model_name, "model_name")
+        self.weights_revision = text(weights_revision, "weights_revision")
         if not isinstance(allocate_pools, bool):
             raise TypeError(f"allocate_pools: got {shown(allocate_pools)}, must be True or False")
         if connector is not None:
@@ -122,6 +123,7 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         self._pool: Pool | None = None
         if allocate_pools or buffers is not None:
             self._pool = pool_for(params, pages, buffers)
+        self._has_pool, self._pool_is_adopted = self._pool is not None, buffers is not None
         own_tier = tiered_connector(params.kv_connector_config, self._pool, params.eviction_policy)
         if own_tier is not None and connector is not None:
             raise ValueError("connector, params.kv_connector_config: both are given, must be one")
@@ -455,7 +457,8 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         """Ends copies, and gives the requests whose transfers became ready or failed.
 
         A request that is named was waiting for a load: `alloc` plans its forward now. If the load failed, its
-        blocks are computed, and the request loads no more. Without a connector there are none.
+        blocks are computed, and the request loads no more. Likewise requests that `resume` has brought back,
+        and those whose KV was lost in `suspend` or `resume`. Without a connector there are none.
 
         Args:
             completions: ids of copies that have ended, so that all ranks see the same ends at the same time:
@@ -563,7 +566,7 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
                 self._connector = NullConnector()
                 self._tiers.shutdown()  # its copies end while their pages are there
         finally:
-            self._pool = None
+            self._pool, self._has_pool = None, False
 
     def _new_tables(self, num_draft_tokens: int) -> TableWriter:
         """Tables that have room for requests with so many drafts."""
@@ -584,12 +587,6 @@ class PagedKVCacheManager(PrefixCalls, PageCalls):
         if self.max_num_input_tokens is None:
             return most
         return min(most, self.max_batch_size * (self.max_num_input_tokens + num_draft_tokens))
-
-
-def _text(given: str | None, name: str) -> str | None:
-    if given is not None and not isinstance(given, str):
-        raise TypeError(f"{name}: got {type(given).__name__}, must be a str")
-    return given
 
 
 def _limit(given: int | None, name: str) -> int | None:

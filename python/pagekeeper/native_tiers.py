@@ -16,7 +16,7 @@ from pagekeeper.transfers import COMPLETED, KVConnectorTransfer, LoadTransfer
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from pagekeeper._native import Ledger
+    from pagekeeper._native import Ledger, Transfer
     from pagekeeper.calls import Batch
     from pagekeeper.connector_config import KVConnectorConfig
     from pagekeeper.params import EvictionPolicy
@@ -85,7 +85,21 @@ class NativeTiers(OuterTiers):
         """
         if not plan:
             return super().alloc(batch, num_tokens, plan=False)
-        count, begun = self._core.alloc_from_tier(batch, num_tokens)
+        return self._transfers_of(batch, self._core.alloc_from_tier(batch, num_tokens))
+
+    def suspend(self, batch: Batch) -> list[KVConnectorTransfer]:
+        """`PagedKVCacheManager.suspend` of one request or several."""
+        return self._transfers_of(batch, self._core.suspend(batch))
+
+    def resume(self, batch: Batch) -> list[KVConnectorTransfer]:
+        """`PagedKVCacheManager.resume` of one request or several."""
+        return self._transfers_of(batch, self._core.resume(batch))
+
+    def _transfers_of(
+        self, batch: Batch, given: tuple[int, list[tuple[int, int, Transfer]]]
+    ) -> list[KVConnectorTransfer]:
+        """A transfer for each request, which waits for it if it is a copy that began."""
+        count, begun = given
         transfers: list[KVConnectorTransfer] = [COMPLETED] * count
         if begun:
             place = {slot: position for position, slot in enumerate(self._core.slots(batch))}

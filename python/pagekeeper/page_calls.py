@@ -102,5 +102,6 @@ class PageCalls:
 
     def _require_pool(self) -> Pool:
         if self._pool is None:
-            raise ValueError("there is no pool: allocate_pools=False was given, or the manager is shut down")
+            why = "asleep" if self._core.is_asleep else "made with allocate_pools=False, or shut down"
+            raise ValueError(f"there is no pool: the manager is {why}")
         return self._pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from pagekeeper._native import Ledger, TextContext
-from pagekeeper.calls import Batch, Request, check_group, check_replica
+from pagekeeper.calls import Batch, Request, check_group, check_replica, text
 from pagekeeper.connectors import KVConnector
 from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import PrefixReuseSummary
@@ -34,6 +34,7 @@ class PrefixCalls:
     _hash_seed: str | None
     _connector: KVConnector | None
     _tiers: OuterTiers | None
+    weights_revision: str | None
 
     def analyze_prefix_reuse(
         self,
@@ -149,16 +150,25 @@ class PrefixCalls:
             self._tiers.offload()
         return hashes
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, weights_revision: str | None = None) -> None:
         """Forgets every cached block, as after a change of weights.
 
-        Requests that hold pages go on, and neither reuse nor share from now on, until they are preempted.
-        The cost does not grow with the cache.
+        Requests that hold pages, or are suspended, go on, and neither reuse nor share from now on, until they
+        are preempted. The cost does not grow with the cache.
+
+        Args:
+            weights_revision: what `weights_revision` is from now on; None leaves it.
+
+        Raises:
+            TypeError: no text.
         """
+        revision = text(weights_revision, "weights_revision")
         self._core.check()  # a broken ledger refuses before the connector forgets
         if self._connector is not None:
             self._connector.reset_prefix_cache()
         self._core.reset_prefix_cache()
+        if revision is not None:
+            self.weights_revision = revision
 
     # What is kept, and what is forgotten on purpose.
 

@@ -150,11 +150,11 @@ COMPLETED = CompletedTransfer()
 
 
 class LoadTransfer:
-    """A load in flight, as `alloc` returns it: the connector's transfer with the number of the copy.
+    """A copy that a request waits for, as `alloc`, `suspend` and `resume` return it: with its number.
 
     Attributes:
         id: the copy's number, the same on every rank; what `completions` lists.
-        block_ids: the device pages that are loaded, in the order of the blocks.
+        block_ids: the device pages that are loaded, or copied out, in the order of the blocks.
     """
 
     __slots__ = ("_transfer", "block_ids", "id")
@@ -172,7 +172,7 @@ class LoadTransfer:
         """Waits for the end of the copy.
 
         Raises:
-            KVLoadFailed: the pages hold no KV; the request computes them.
+            KVLoadFailed: the KV did not arrive; the request computes it.
         """
         self._transfer.result()
 
@@ -181,7 +181,7 @@ class LoadTransfer:
 
         Raises:
             TimeoutError: the copy has not ended by then.
-            KVLoadFailed: the pages hold no KV; the request computes them.
+            KVLoadFailed: the KV did not arrive; the request computes it.
         """
         self._transfer.synchronize(timeout)
 

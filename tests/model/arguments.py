@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import pagekeeper as pk
-from model.engine import claimed, manager, prefilled, request, store
+from model.engine import claimed, compute, manager, prefilled, request, store
 
 PROMPT = list(range(10, 30))
 NAN, INFINITE = float("nan"), float("inf")
@@ -28,6 +28,7 @@ class Scene:
         self.running = claimed(self.kv, PROMPT[:7])
         self.kv.alloc(self.running)
         self.padding, self.stranger = claimed(self.kv, [1]), request([1, 2])
+        self.alone = request(PROMPT[:6])
         self.other = manager()
         self.foreign = claimed(self.other, [1])
         self.computed = prefilled(self.kv, PROMPT[8:14])
@@ -36,10 +37,35 @@ class Scene:
         self.table = np.zeros((1, 2, 2, 8), np.int32)
 
     @cached_property
+    def tiered(self) -> Any:
+        """A cache with a host tier whose one request has KV."""
+        options: Any = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 1, "num_layers": 1, "page_size": 4}
+        params = pk.MHAKVCacheParams(**options, kv_connector_config={"type": "rust_tiered"} | SMALL)
+        memory = np.zeros((5, params.bytes_per_page), np.uint8)
+        kv = pk.PagedKVCacheManager(params, None, 4, 2, buffers=[memory])
+        kv.claim(self.alone)
+        compute(kv, self.alone)
+        return kv
+
+    @cached_property
+    def suspending(self) -> Any:
+        """A cache whose one request is suspended."""
+        self.tiered.suspend(self.alone).synchronize(10)
+        self.tiered.poll_transfers()
+        return self.tiered
+
+    @cached_property
+    def asleep(self) -> Any:
+        self.tiered.release(self.alone)
+        self.tiered.sleep()
+        return self.tiered
+
+    @cached_property
     def pools(self) -> Any:
         return pk.PagedKVCacheManager(self.kv.params, None, 4, 2)
 
 
+SMALL: dict[str, Any] = {"host_offload_max_gb": 2**-20}
 Arguments = dict[str, Any]
 PREFIX: Arguments = dict(
     tokens=PROMPT,
@@ -126,6 +152,11 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "truncate": (lambda s: s.kv.truncate, lambda s: dict(ctx=s.running, length=1)),
     "preempt": (lambda s: s.kv.preempt, lambda s: dict(batch=[s.running])),
     "release": (lambda s: s.kv.release, lambda s: dict(batch=[s.running])),
+    "suspend": (lambda s: s.tiered.suspend, lambda s: dict(batch=[s.alone])),
+    "resume": (lambda s: s.suspending.resume, lambda s: dict(batch=[s.alone])),
+    "sleep": (lambda s: s.other.sleep, lambda s: dict(timeout=0.0)),
+    "wake": (lambda s: s.asleep.wake, lambda s: dict(buffers=[np.zeros((5, 32), np.uint8)])),
+    "reset_prefix_cache": (lambda s: s.kv.reset_prefix_cache, lambda s: dict(weights_revision="a")),
     "contains": (lambda s: s.kv.contains, lambda s: dict(ctx=s.running)),
     "begin_step": (lambda s: s.kv.begin_step, lambda s: dict(now=1.0, completions=[s.copy])),
     "poll_transfers": (lambda s: s.kv.poll_transfers, lambda s: dict(completions=[s.copy])),

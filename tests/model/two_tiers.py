@@ -86,6 +86,7 @@ class TwoTiers:
             new = device.publish(names, row, first, tokens // page_size)
             first = max(first, tokens // page_size)
             self.after_publication([names[block] for block in new])
+        self.host.touch(names[: (prompt + output) // page_size])
         for page in reversed(row):
             device.give_back(page)
         return found

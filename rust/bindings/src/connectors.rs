@@ -20,7 +20,7 @@ type Wanted<'py> = (Keys<'py>, usize, Option<Py<PyAny>>);
 type Load = (u32, usize, u64, Vec<u32>);
 
 /// `(slot, copy, transfer)` of a load from a native tier.
-type Begun = (u32, u64, Transfer);
+pub(crate) type Begun = (u32, u64, Transfer);
 
 pub(crate) fn keys<'py>(py: Python<'py>, keys: &[BlockKey]) -> Keys<'py> {
     keys.iter().map(|key| (PyBytes::new(py, &key.identity), PyBytes::new(py, &key.guard))).collect()
@@ -51,7 +51,7 @@ fn ends(ended: Vec<Ended>) -> Vec<(u64, CopyEnd)> {
 }
 
 impl Ledger {
-    fn own_tier(&self) -> PyResult<&TieredConnector> {
+    pub(crate) fn own_tier(&self) -> PyResult<&TieredConnector> {
         let tier =
             self.tier.as_ref().ok_or_else(|| PyValueError::new_err("the ledger has no tier of its own"))?;
         Ok(tier.get())

@@ -25,7 +25,7 @@ pub(crate) fn from_ledger(
         None => error.to_string(),
     };
     match error {
-        LedgerError::InsufficientBlocks { room, .. } => {
+        LedgerError::InsufficientBlocks { room, .. } | LedgerError::InsufficientUnits { room, .. } => {
             no_room(py, "InsufficientBlocksError", message, request_id, room)
         }
         LedgerError::RequestTooLarge { room, .. } => {

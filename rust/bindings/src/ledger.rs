@@ -35,12 +35,17 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Runs `call`; an error names the request that it is about.
+    /// Runs `call`, and tells the tier what it gave back; an error names the request that it is about.
     pub(crate) fn run<R>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&mut cache_manager::Ledger) -> Result<R, LedgerError>,
     ) -> PyResult<R> {
+        let call = |ledger: &mut cache_manager::Ledger| {
+            let result = call(ledger);
+            self.free_units(ledger);
+            result
+        };
         self.shared.with(py, call)?.map_err(|error| self.explain(py, &error))
     }
 
@@ -52,6 +57,13 @@ impl Ledger {
             | LedgerError::TwoStepsOut { slot }
             | LedgerError::NotPlanned { slot }
             | LedgerError::Loading { slot }
+            | LedgerError::Suspended { slot }
+            | LedgerError::Leaving { slot }
+            | LedgerError::NotSuspended { slot }
+            | LedgerError::StepOut { slot }
+            | LedgerError::NothingToSuspend { slot }
+            | LedgerError::PageCopyPlanned { slot }
+            | LedgerError::InsufficientUnits { slot, .. }
             | LedgerError::Padding(slot)
             | LedgerError::PlannedBefore(slot)
             | LedgerError::BadCount { slot, .. }
@@ -72,7 +84,15 @@ impl Ledger {
         py: Python<'_>,
         slots: &[SlotId],
     ) -> PyResult<Result<Vec<Released>, LedgerError>> {
-        self.shared.with_or_rescue(py, |ledger| ledger.release(slots), |ledger| ledger.abandon(slots))
+        let release = |ledger: &mut cache_manager::Ledger| {
+            if let Some(tier) = &self.tier {
+                ledger.touch_all(&mut &tier.get().core, slots);
+            }
+            let released = ledger.release(slots);
+            self.free_units(ledger);
+            released
+        };
+        self.shared.with_or_rescue(py, release, |ledger| ledger.abandon(slots))
     }
 
     /// Hands what was published to the tier that the ledger asks itself, if there is one.

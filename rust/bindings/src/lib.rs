@@ -23,6 +23,7 @@ mod ledger;
 mod queries;
 mod retention;
 mod shared;
+mod suspension;
 mod tables;
 mod tiered;
 mod tokens;

@@ -102,9 +102,18 @@ impl Ledger {
     }
 
     fn verify(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared
-            .with_even_if_broken(py, |ledger| ledger.verify())?
-            .map_err(|fault| errors::named(py, "LedgerCorruptError", fault.to_string()))
+        let (verified, held) =
+            self.shared.with_even_if_broken(py, |ledger| (ledger.verify(), ledger.units_held()))?;
+        let corrupt = |what: String| errors::named(py, "LedgerCorruptError", what);
+        verified.map_err(|fault| corrupt(fault.to_string()))?;
+        let Some(tier) = self.tier.as_ref().map(|tier| &tier.get().core) else { return Ok(()) };
+        tier.verify().map_err(|fault| corrupt(format!("host tier: {fault}")))?;
+        match tier.private_units() {
+            Some(private) if private != held => {
+                Err(corrupt(format!("host tier: units {private:?} are private, requests hold {held:?}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
@@ -133,6 +142,7 @@ impl Ledger {
                 ("pages_in_flight", u64::from(slab.in_flight())),
                 ("cached_blocks", ledger.cached_blocks() as u64),
                 ("requests", ledger.requests() as u64),
+                ("suspended", ledger.suspended() as u64),
                 ("pins", ledger.pins() as u64),
                 ("copies_in_flight", ledger.copies_in_flight() as u64),
             ];

@@ -5,6 +5,7 @@ use crate::errors;
 use crate::tokens::pages_from;
 use crate::transfer::Transfer;
 use block_pool::{PageId, PolicyError, Step};
+use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -30,9 +31,10 @@ use tiered_connector::job::{Offer, TierKey};
 #[pyclass(module = "pagekeeper._native", frozen, weakref)]
 pub(crate) struct TieredConnector {
     pub(crate) core: Core,
+    engine: Arc<CpuEngine>,
     pages: usize,
-    /// The pool's memory; dropped after `core`, whose threads use it.
-    _pool: Vec<Py<PyAny>>,
+    /// The pool's memory; dropped after `core`, whose threads use it. None while it is given up.
+    pool: Mutex<Vec<Py<PyAny>>>,
 }
 
 /// Blocks, each with its page.
@@ -65,7 +67,42 @@ fn closed(error: Closed) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
 
+/// Memory of the device, and what keeps it where it is.
+struct DeviceMemory {
+    count: usize,
+    regions: Vec<Region>,
+    pool: Vec<Py<PyAny>>,
+}
+
+fn device_memory(pages: &[Bound<'_, PyAny>]) -> PyResult<DeviceMemory> {
+    let adopted = pages.iter().enumerate().map(|(number, array)| adopt(array, &format!("pages[{number}]")));
+    let adopted: Vec<Adopted> = adopted.collect::<PyResult<_>>()?;
+    let count = adopted.iter().map(|array| array.pages).min().unwrap_or(0);
+    if count == 0 || adopted.iter().any(|array| array.pages != count) {
+        return Err(PyValueError::new_err("pages: must be at least one array, all of as many pages"));
+    }
+    let regions = adopted.iter().map(|array| array.region.clone()).collect();
+    let pool = adopted.into_iter().map(|array| array.array.into_any()).collect();
+    Ok(DeviceMemory { count, regions, pool })
+}
+
 impl TieredConnector {
+    /// Nothing is copied any more, and the pool's memory is not held.
+    fn let_memory_go(&self, py: Python<'_>) {
+        py.detach(|| self.engine.drop_regions());
+        let pool = std::mem::take(&mut *self.pool.lock());
+        drop(pool);
+    }
+
+    /// Refuses while copies are in flight, or when none can be.
+    fn check_idle(&self) -> PyResult<()> {
+        self.core.check_open().map_err(closed)?;
+        match self.core.metrics().jobs {
+            0 => Ok(()),
+            jobs => Err(PyRuntimeError::new_err(format!("{jobs} copies are in flight"))),
+        }
+    }
+
     /// Each block with its page.
     fn blocks(
         &self,
@@ -106,23 +143,41 @@ impl TieredConnector {
         if lanes == 0 {
             return Err(PyValueError::new_err("lanes=0: must be at least 1"));
         }
-        let adopted =
-            pages.iter().enumerate().map(|(number, array)| adopt(array, &format!("pages[{number}]")));
-        let adopted: Vec<Adopted> = adopted.collect::<PyResult<_>>()?;
-        let count = adopted.iter().map(|array| array.pages).min().unwrap_or(0);
-        if count == 0 || adopted.iter().any(|array| array.pages != count) {
-            return Err(PyValueError::new_err("pages: must be at least one array, all of as many pages"));
-        }
-        let regions: Vec<Region> = adopted.iter().map(|array| array.region.clone()).collect();
+        let DeviceMemory { count, regions, pool } = device_memory(&pages)?;
         let unit_bytes = regions.iter().map(Region::page_bytes).sum();
         let units = units(host_bytes, unit_bytes, count).map_err(PyValueError::new_err)?;
         let arena =
             Arena::new(units, unit_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let engine = CpuEngine::new(regions, Arc::new(arena));
-        let core = Core::new(units, unit_bytes, policy, lanes, Box::new(engine))
+        let engine = Arc::new(CpuEngine::new(regions, Arc::new(arena)));
+        let core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)))
             .map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
-        let pool = adopted.into_iter().map(|array| array.array.into_any()).collect();
-        Ok(TieredConnector { core, pages: count, _pool: pool })
+        Ok(TieredConnector { core, engine, pages: count, pool: Mutex::new(pool) })
+    }
+
+    /// Lets go of the pool's memory; blocks stay. Copies fail until `adopt_pages`.
+    fn release_pages(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_idle()?;
+        self.let_memory_go(py);
+        Ok(())
+    }
+
+    /// Copies from and to other memory of the same shape from now on.
+    #[expect(clippy::needless_pass_by_value, reason = "an argument of Python's")]
+    fn adopt_pages(&self, py: Python<'_>, pages: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        self.check_idle()?;
+        let DeviceMemory { count, regions, pool } = device_memory(&pages)?;
+        let (given, unit_bytes) =
+            (regions.iter().map(Region::page_bytes).sum::<usize>(), self.engine.unit_bytes());
+        if (count, given) != (self.pages, unit_bytes) {
+            return Err(PyValueError::new_err(format!(
+                "pages: {count} pages of {given} bytes, must be {} of {unit_bytes}, as before",
+                self.pages
+            )));
+        }
+        py.detach(|| self.engine.take_regions(regions));
+        let former = std::mem::replace(&mut *self.pool.lock(), pool);
+        drop(former);
+        Ok(())
     }
 
     #[pyo3(signature = (block_hashes, replica_idx = 0, hint = None))]
@@ -228,6 +283,7 @@ impl TieredConnector {
             ("host_unstored_blocks", counted.unstored),
             ("host_unloaded_blocks", counted.unloaded),
             ("host_blocks", metrics.blocks.into()),
+            ("host_private_units", metrics.private_units.into()),
             ("host_units", metrics.units.into()),
             ("host_jobs", metrics.jobs as u64),
         ];
@@ -248,11 +304,14 @@ impl TieredConnector {
         Ok(py.detach(|| self.core.drain(timeout)))
     }
 
-    /// Gives copies in flight so many seconds to end, and ends the threads.
+    /// Gives copies in flight so many seconds to end, ends the threads, and lets go of the pool's memory.
     #[pyo3(signature = (timeout = 5.0))]
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(timeout)?;
         py.detach(|| self.core.shutdown(timeout));
+        if self.core.check_open() != Err(Closed::Forked) {
+            self.let_memory_go(py); // a fork may have caught a thread of the parent's in the middle of a copy
+        }
         Ok(())
     }
 

@@ -46,6 +46,8 @@ impl Priority {
     pub const LEVELS: usize = 101;
     /// Evicted first.
     pub const LOWEST: Priority = Priority(0);
+    /// Evicted last.
+    pub const HIGHEST: Priority = Priority(100);
     /// What a page gets when nobody says otherwise.
     pub const DEFAULT: Priority = Priority(35);
 

@@ -117,6 +117,7 @@ impl Ledger {
             });
         }
         self.check_batch(batch)?;
+        self.check_awake()?;
         let mut scratch = std::mem::take(&mut self.admission);
         let outcome = self.plan(batch, num_tokens, &mut loads, &mut scratch);
         if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
@@ -470,7 +471,7 @@ impl Ledger {
     }
 
     /// The pool for an error: `free` pages can be had beside the hits of the batch.
-    fn room(&self, needed: u32, free: u32) -> NoRoom {
+    pub(crate) fn room(&self, needed: u32, free: u32) -> NoRoom {
         let total = self.slab.total();
         NoRoom {
             needed,
@@ -486,6 +487,7 @@ fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) ->
     if sequence.load.is_some() {
         return Err(LedgerError::Loading { slot });
     }
+    sequence.check_present(slot)?;
     if let Some(newest) = sequence.steps_out.back() {
         if open && newest.step == step {
             return Err(LedgerError::AlreadyPlanned { slot, step: step.0 });

@@ -41,8 +41,8 @@ pub enum CopyEnd {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Copy {
     pub(crate) pages: Vec<PageId>,
-    /// The request that the pages are loaded for; `None` when the copy only reads them.
-    pub(crate) load: Option<SlotId>,
+    /// The request that waits for it: its load, suspension or resumption.
+    pub(crate) waiter: Option<SlotId>,
     /// A copy ahead of eviction: nobody used the pages.
     pub(crate) demotion: bool,
 }
@@ -103,14 +103,14 @@ impl Ledger {
     }
 
     /// Pins `pages` for a copy that waits for the fence of step `after`, and of every page's last use.
-    pub(crate) fn begin_copy(&mut self, pages: Vec<PageId>, after: Step, load: Option<SlotId>) -> CopyJob {
+    pub(crate) fn begin_copy(&mut self, pages: Vec<PageId>, after: Step, waiter: Option<SlotId>) -> CopyJob {
         let last_use = pages.iter().map(|&page| self.slab.last_use(page)).max().unwrap_or_default();
         for &page in &pages {
             self.slab.pin(page);
         }
         let id = CopyId(self.copies.next);
         self.copies.next += 1;
-        self.copies.in_flight.insert(id.0, Copy { pages: pages.clone(), load, demotion: false });
+        self.copies.in_flight.insert(id.0, Copy { pages: pages.clone(), waiter, demotion: false });
         self.counters.copies_started += 1;
         CopyJob { id, pages, after: after.max(last_use) }
     }
@@ -121,7 +121,7 @@ impl Ledger {
     }
 
     /// The copies have ended: their pages are no longer pinned, and loads land or are undone. Gives the
-    /// requests that waited for a load; each can be planned again.
+    /// requests that waited for a load or a resumption, or whose suspension failed; each can be planned again.
     ///
     /// # Errors
     /// A copy that is not in flight, or is named twice. Nothing is changed then.
@@ -150,8 +150,8 @@ impl Ledger {
                 CopyEnd::Failed => self.counters.copies_failed += 1,
                 CopyEnd::Refused => self.counters.copies_refused += 1,
             }
-            if let Some(slot) = copy.load
-                && self.end_load(slot, CopyId(id), end)
+            if let Some(slot) = copy.waiter
+                && (self.end_load(slot, CopyId(id), end) || self.end_suspension(slot, CopyId(id), end))
             {
                 ready.push(slot);
             }

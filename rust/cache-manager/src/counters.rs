@@ -71,6 +71,12 @@ pub struct Counters {
     pub reset_blocks: u64,
     /// Results that came for a request released, preempted or truncated meanwhile.
     pub dropped_results: u64,
+    /// Requests suspended.
+    pub suspensions: u64,
+    /// Of these, requests that came back with their KV.
+    pub resumptions: u64,
+    /// Of these, requests whose KV was lost because a copy failed or was cancelled.
+    pub suspensions_lost: u64,
     /// Steps from the forward that wrote a block to its eviction.
     pub residency: Histogram,
     /// Steps from the last use of a block that nobody held to its next hit.
@@ -94,7 +100,7 @@ impl Counters {
     }
 
     /// `(name, value)` of every counter.
-    pub fn named(&self) -> [(&'static str, u64); 32] {
+    pub fn named(&self) -> [(&'static str, u64); 35] {
         [
             ("claims", self.claims),
             ("forks", self.forks),
@@ -128,6 +134,9 @@ impl Counters {
             ("resets", self.resets),
             ("reset_blocks", self.reset_blocks),
             ("dropped_results", self.dropped_results),
+            ("suspensions", self.suspensions),
+            ("resumptions", self.resumptions),
+            ("suspensions_lost", self.suspensions_lost),
         ]
     }
 }

@@ -56,6 +56,79 @@ pub enum LedgerError {
         /// The request.
         slot: SlotId,
     },
+    /// The request is suspended.
+    #[error("slot {}: is suspended; resume() brings it back", .slot)]
+    Suspended {
+        /// The request.
+        slot: SlotId,
+    },
+    /// The request is suspended, and the copy of its pages is in flight.
+    #[error(
+        "slot {}: is being suspended; once poll_transfers() has settled that copy, resume() brings it back",
+        .slot
+    )]
+    Leaving {
+        /// The request.
+        slot: SlotId,
+    },
+    /// The request is not suspended.
+    #[error("slot {}: is not suspended (resumed already, never suspended, or lost: then it computes again)", .slot)]
+    NotSuspended {
+        /// The request.
+        slot: SlotId,
+    },
+    /// The request cannot be suspended while a forward may write to its pages.
+    #[error("slot {}: has a step out; deliver it with step() first", .slot)]
+    StepOut {
+        /// The request.
+        slot: SlotId,
+    },
+    /// The request has no KV.
+    #[error("slot {}: no token has KV, so there is nothing to suspend", .slot)]
+    NothingToSuspend {
+        /// The request.
+        slot: SlotId,
+    },
+    /// A page of the request gets its bytes by a page copy that was not carried out yet.
+    #[error("slot {}: a page copy for it is planned; carry it out with take_page_copies() first", .slot)]
+    PageCopyPlanned {
+        /// The request.
+        slot: SlotId,
+    },
+    /// There is no tier that suspended requests could be in.
+    #[error("suspend, resume: {0}")]
+    NoTier(String),
+    /// There is no room for the request in the tier now.
+    #[error(
+        "slot {}: needs {} units of host memory; {} of {} are free ({} of them evictable), {} are held",
+        .slot, .room.needed, .room.free, .room.total, .room.evictable, .room.pinned
+    )]
+    InsufficientUnits {
+        /// The first request of the batch that did not fit.
+        slot: SlotId,
+        /// The tier as this request found it, in units.
+        room: NoRoom,
+    },
+    /// The cache has no memory.
+    #[error("the cache is asleep; wake() it first")]
+    Asleep,
+    /// The cache has memory.
+    #[error("the cache is awake; sleep() it first")]
+    Awake,
+    /// Pages are held.
+    #[error(
+        "sleep: {pages} pages are held, by requests ({requests}), pins ({pins}) and copies ({copies}); suspend, preempt or release the requests, unpin the pins, and settle the copies with poll_transfers() first"
+    )]
+    InUse {
+        /// Pages held.
+        pages: u32,
+        /// Requests that hold pages.
+        requests: usize,
+        /// Pins.
+        pins: usize,
+        /// Copies, planned page copies among them.
+        copies: usize,
+    },
     /// The request has no step out.
     #[error("slot {}: the request has no step out; alloc() it first", .slot)]
     NotPlanned {

@@ -1,8 +1,10 @@
-//! Forgetting stored blocks: all of them, or those below a prefix.
+//! Forgetting stored blocks: all of them, or those below a prefix; sleep, which needs no memory.
 
 use crate::blocks::BlockReader;
+use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::probe::PrefixQuery;
+use crate::sequence::Sequence;
 use radix_tree::{NodeId, ParentId};
 
 impl Ledger {
@@ -12,15 +14,83 @@ impl Ledger {
     pub fn reset_prefix_cache(&mut self) {
         self.refuse_offloads();
         self.counters.reset_blocks += self.tree.resident() as u64;
+        self.forget_device(Sequence::holds_nothing);
+        self.counters.resets += 1;
+    }
+
+    /// Forgets what is cached on the device and takes no page until [`Ledger::wake`]: the memory behind the pages may
+    /// go. What is elsewhere stays known: blocks in other tiers, and the KV of suspended requests, which is as good as
+    /// before.
+    ///
+    /// # Errors
+    /// A cache that is asleep; a page that is held. Nothing is changed then.
+    pub fn sleep(&mut self) -> Result<(), LedgerError> {
+        self.check_unused()?;
+        if !self.copies.in_flight.is_empty() {
+            return Err(self.in_use());
+        }
+        let epoch = self.epoch;
+        // Nothing of these is on the device.
+        self.forget_device(|sequence| sequence.epoch == epoch || sequence.holds_nothing());
+        self.asleep = true;
+        Ok(())
+    }
+
+    /// Refuses while pages are held by more than copies, which end by themselves: [`Ledger::sleep`] would be
+    /// refused too.
+    ///
+    /// # Errors
+    /// Who holds pages; a cache that is asleep.
+    pub fn check_unused(&self) -> Result<(), LedgerError> {
+        self.check_awake()?;
+        let held = self.slab.total() - self.slab.available() - self.slab.in_flight();
+        if held > 0 || !self.page_copies.is_empty() { Err(self.in_use()) } else { Ok(()) }
+    }
+
+    fn in_use(&self) -> LedgerError {
+        let holds = |sequence: &Sequence| {
+            let returning = sequence.suspension.as_ref().map_or(0, |suspension| suspension.pages().len());
+            sequence.row.len() + returning > 0 || sequence.load.is_some()
+        };
+        LedgerError::InUse {
+            pages: self.slab.total() - self.slab.available(),
+            requests: self.slots.iter().filter(|(_, sequence)| holds(sequence)).count(),
+            pins: self.pins.pages.len(),
+            copies: self.copies.in_flight.len() + self.page_copies.len(),
+        }
+    }
+
+    /// There is memory behind the pages again; nothing is cached in it.
+    ///
+    /// # Errors
+    /// A cache that is awake.
+    pub fn wake(&mut self) -> Result<(), LedgerError> {
+        if !self.asleep {
+            return Err(LedgerError::Awake);
+        }
+        self.asleep = false;
+        Ok(())
+    }
+
+    /// Whether [`Ledger::sleep`] was called and [`Ledger::wake`] was not.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep
+    }
+
+    pub(crate) fn check_awake(&self) -> Result<(), LedgerError> {
+        if self.asleep { Err(LedgerError::Asleep) } else { Ok(()) }
+    }
+
+    /// Forgets every cached block. Requests for which `goes_on` may read and store what is cached from now on.
+    fn forget_device(&mut self, goes_on: impl Fn(&Sequence) -> bool) {
         self.tree.clear();
         self.evicted.clear();
         self.slab.forget_all();
         self.epoch += 1;
-        for sequence in self.slots.iter_mut().filter(|sequence| sequence.holds_nothing()) {
+        for sequence in self.slots.iter_mut().filter(|sequence| goes_on(sequence)) {
             sequence.join_epoch(&mut self.tree, self.epoch);
         }
         self.events.cleared();
-        self.counters.resets += 1;
     }
 
     /// Forgets the stored blocks that follow the prompt's full blocks and that nobody uses; gives their

@@ -16,12 +16,13 @@ impl Ledger {
     /// out and placeholders are the parent's alone: the child stands at the last token with KV.
     ///
     /// # Errors
-    /// An unknown slot; a padding request; no slot left. Nothing is changed then.
+    /// An unknown slot; a padding request; a suspended one; no slot left. Nothing is changed then.
     pub fn fork(&mut self, slot: SlotId) -> Result<SlotId, LedgerError> {
         let parent = self.sequence(slot)?;
         if parent.dummy {
             return Err(LedgerError::Padding(slot));
         }
+        parent.check_present(slot)?;
         self.check_slots()?;
         let mut child = parent.fork(self.counters.claims + 1, self.config.page_size);
         if let Some(parent) = self.slots.get_mut(slot) {

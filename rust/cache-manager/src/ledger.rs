@@ -17,8 +17,10 @@ use block_hash::{Identity, Token};
 use block_pool::{PageId, Slab, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
+use tiered_connector::job::UnitId;
 
 /// The ledger of one replica; see the crate's page.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of one ledger")]
 pub struct Ledger {
     pub(crate) config: LedgerConfig,
     pub(crate) slab: Slab,
@@ -30,6 +32,8 @@ pub struct Ledger {
     pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
     pub(crate) offloads: Vec<OffloadJob>,
+    /// Units of a tier that no request uses any more.
+    pub(crate) units_let_go: Vec<UnitId>,
     /// Blocks that the newest publication stored.
     pub(crate) published: Vec<usize>,
     pub(crate) demotion: Demotion,
@@ -46,6 +50,8 @@ pub struct Ledger {
     pub(crate) step_joined: bool,
     /// Resets of the prefix cache; a sequence of an older epoch neither reads nor publishes.
     pub(crate) epoch: u32,
+    /// Whether there is no memory behind the pages.
+    pub(crate) asleep: bool,
     /// Latest time that was told, in seconds; 0 until one is.
     pub(crate) now: f64,
     /// Whether a time was told.
@@ -73,6 +79,7 @@ impl Ledger {
             copies: Copies::default(),
             pins: Pins::default(),
             offloads: Vec::new(),
+            units_let_go: Vec::new(),
             published: Vec::new(),
             demotion: Demotion::default(),
             page_copies: Vec::new(),
@@ -83,6 +90,7 @@ impl Ledger {
             step_open: false,
             step_joined: false,
             epoch: 0,
+            asleep: false,
             now: 0.0,
             has_clock: false,
             batch_pass: 0,

@@ -6,6 +6,7 @@ use crate::ledger::Ledger;
 use crate::loads::drop_load;
 use crate::sequence::{Released, Sequence};
 use crate::slots::SlotId;
+use crate::suspension::drop_suspension;
 use block_pool::{Slab, Step};
 use radix_tree::PrefixTree;
 
@@ -15,7 +16,7 @@ impl Ledger {
     /// too, and the block's tokens are computed again: such a page is never written to.
     ///
     /// # Errors
-    /// An unknown slot; more tokens than are known.
+    /// An unknown slot; a suspended request; more tokens than are known.
     pub fn truncate(&mut self, slot: SlotId, len: u32) -> Result<(), LedgerError> {
         let launched = self.launched_before();
         let page_size = self.config.page_size;
@@ -32,6 +33,7 @@ impl Ledger {
         if len == sequence.len() {
             return Ok(());
         }
+        sequence.check_present(slot)?;
         sequence.drop_steps_out(launched);
         drop_load(sequence, page_size, &mut self.slab);
         sequence.tokens.truncate(len as usize);
@@ -47,7 +49,7 @@ impl Ledger {
             |page| self.slab.node(page).is_some() || self.slab.refs(page) > 1 || self.slab.pins(page) > 0;
         let shared = same < len || sequence.row.get(full).is_some_and(|&page| known(page));
         let keep = if shared { full } else { len.div_ceil(page_size) as usize };
-        give_back(sequence, keep, full, &mut self.slab, &mut self.tree, current);
+        sequence.give_back(keep, full, &mut self.slab, &mut self.tree, current);
         sequence.processed = sequence.processed.min(if shared { full as u32 * page_size } else { len });
         sequence.position = sequence.processed;
         sequence.prompt_end = sequence.prompt_end.min(len);
@@ -72,15 +74,9 @@ impl Ledger {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
             drop_load(sequence, page_size, &mut self.slab);
-            give_back(sequence, 0, 0, &mut self.slab, &mut self.tree, current);
-            sequence.processed = 0;
-            sequence.position = 0;
-            sequence.cached = 0;
-            sequence.prompt_end = sequence.len();
-            sequence.blocked = false;
-            if sequence.epoch != current {
-                sequence.join_epoch(&mut self.tree, current);
-            }
+            self.units_let_go.extend(drop_suspension(sequence, &mut self.slab));
+            sequence.give_back(0, 0, &mut self.slab, &mut self.tree, current);
+            start_over(sequence, &mut self.tree, current);
             self.counters.preemptions += 1;
         }
         Ok(())
@@ -129,7 +125,8 @@ impl Ledger {
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
         drop_load(&mut sequence, self.config.page_size, &mut self.slab);
-        give_back(&mut sequence, 0, 0, &mut self.slab, &mut self.tree, self.epoch);
+        self.units_let_go.extend(drop_suspension(&mut sequence, &mut self.slab));
+        sequence.give_back(0, 0, &mut self.slab, &mut self.tree, self.epoch);
         if sequence.epoch == self.epoch {
             self.tree.release_namespace(sequence.namespace);
         }
@@ -144,50 +141,65 @@ impl Ledger {
     }
 }
 
-/// Gives back the pages of all blocks but the first `pages`, and forgets the nodes of all but the first
-/// `nodes`, the tail first. A stored page that the sequence holds a twin of counts as used at the twin's
-/// turn, so that no block is evicted before a block below it. `epoch` is the ledger's.
-fn give_back(
-    sequence: &mut Sequence,
-    pages: usize,
-    nodes: usize,
-    slab: &mut Slab,
-    tree: &mut PrefixTree,
-    epoch: u32,
-) {
-    let current = sequence.epoch == epoch;
-    let published = sequence.nodes.len();
-    let mut twins = sequence.anchored.iter().rev().peekable();
-    for block in (0..sequence.row.len()).rev() {
-        if twins.peek().is_none() && block < published {
-            // The rest is released in one go.
-            let pages = sequence.row.get(pages..=block).unwrap_or_default();
-            slab.release_all(pages.iter().rev().copied(), sequence.last_step);
-            break;
-        }
-        if block >= pages {
-            let page = sequence.row[block];
-            if block < published {
-                slab.release(page, sequence.last_step);
-            } else {
-                // The tree may know it by way of another request that shared it.
-                let_go(slab, tree, page, sequence.last_step);
-            }
-        }
-        if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
-            let node = sequence.nodes[block];
-            if let Some(twin) = tree.page(node) {
-                slab.refresh(twin);
-            }
-            if block >= nodes {
-                tree.release_anchor(node);
-            }
-        }
+/// The request has no page any more and computes all its tokens again.
+pub(crate) fn start_over(sequence: &mut Sequence, tree: &mut PrefixTree, epoch: u32) {
+    sequence.processed = 0;
+    sequence.position = 0;
+    sequence.cached = 0;
+    sequence.prompt_end = sequence.len();
+    sequence.blocked = false;
+    if sequence.epoch != epoch {
+        sequence.join_epoch(tree, epoch);
     }
-    sequence.anchored.retain(|&block| (block as usize) < nodes);
-    sequence.nodes.truncate(nodes);
-    if pages < sequence.row.len() {
-        sequence.row.truncate(pages);
-        sequence.row_version += 1;
+}
+
+impl Sequence {
+    /// Gives back the pages of all blocks but the first `pages`, and forgets the nodes of all but the first
+    /// `nodes`, the tail first. A stored page that the sequence holds a twin of counts as used at the twin's
+    /// turn, so that no block is evicted before a block below it. `epoch` is the ledger's.
+    pub(crate) fn give_back(
+        &mut self,
+        pages: usize,
+        nodes: usize,
+        slab: &mut Slab,
+        tree: &mut PrefixTree,
+        epoch: u32,
+    ) {
+        let sequence = self;
+        let current = sequence.epoch == epoch;
+        let published = sequence.nodes.len();
+        let mut twins = sequence.anchored.iter().rev().peekable();
+        for block in (0..sequence.row.len()).rev() {
+            if twins.peek().is_none() && block < published {
+                // The rest is released in one go.
+                let pages = sequence.row.get(pages..=block).unwrap_or_default();
+                slab.release_all(pages.iter().rev().copied(), sequence.last_step);
+                break;
+            }
+            if block >= pages {
+                let page = sequence.row[block];
+                if block < published {
+                    slab.release(page, sequence.last_step);
+                } else {
+                    // The tree may know it by way of another request that shared it.
+                    let_go(slab, tree, page, sequence.last_step);
+                }
+            }
+            if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
+                let node = sequence.nodes[block];
+                if let Some(twin) = tree.page(node) {
+                    slab.refresh(twin);
+                }
+                if block >= nodes {
+                    tree.release_anchor(node);
+                }
+            }
+        }
+        sequence.anchored.retain(|&block| (block as usize) < nodes);
+        sequence.nodes.truncate(nodes);
+        if pages < sequence.row.len() {
+            sequence.row.truncate(pages);
+            sequence.row_version += 1;
+        }
     }
 }

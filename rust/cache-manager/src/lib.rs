@@ -11,7 +11,7 @@
 //! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
 //! [`alloc`](Ledger::alloc) (`admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
-//! (`letting_go`); then `drafts`, [`fork`](Ledger::fork), `page_copies`, `copies`, `loads`, `offloads`,
+//! (`letting_go`); then [`suspend`](Ledger::suspend) and [`resume`](Ledger::resume) (`suspension`), `drafts`, [`fork`](Ledger::fork), `page_copies`, `copies`, `loads`, `offloads`,
 //! `retention`, `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `snapshot`,
 //! `misses`, `counters`.
 #![forbid(unsafe_code)]
@@ -43,6 +43,7 @@ mod retention;
 mod sequence;
 mod slots;
 mod snapshot;
+mod suspension;
 mod tables;
 mod tiers;
 mod verify;
@@ -65,6 +66,7 @@ pub use retention::{BlockRetention, RangeError, SessionHint, TokenRange};
 pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;
 pub use snapshot::EventSnapshot;
+pub use suspension::{BegunCopy, PrivateTier};
 pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
 pub use tiers::{BegunLoad, OuterTier};
 pub use verify::LedgerFault;

@@ -80,7 +80,11 @@ impl Sequence {
 
     /// Why the request is in no batch.
     pub(crate) fn not_planned(&self, slot: SlotId) -> LedgerError {
-        if self.load.is_some() { LedgerError::Loading { slot } } else { LedgerError::NotPlanned { slot } }
+        let waits = if self.load.is_some() { Err(LedgerError::Loading { slot }) } else { Ok(()) };
+        match waits.and_then(|()| self.check_present(slot)) {
+            Ok(()) => LedgerError::NotPlanned { slot },
+            Err(error) => error,
+        }
     }
 }
 
@@ -97,6 +101,7 @@ impl Ledger {
         if sequence.load.is_some() {
             return Err(LedgerError::Loading { slot });
         }
+        sequence.check_present(slot)?;
         let reads = self.config.prefix_caching && !sequence.no_read && sequence.epoch == epoch;
         if !reads || !sequence.may_load() {
             return Ok(None);

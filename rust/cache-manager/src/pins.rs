@@ -18,12 +18,13 @@ impl Ledger {
     /// after its release.
     ///
     /// # Errors
-    /// An unknown slot; a padding request.
+    /// An unknown slot; a padding request; a suspended one.
     pub fn pin(&mut self, slot: SlotId) -> Result<u64, LedgerError> {
         let sequence = self.sequence(slot)?;
         if sequence.dummy {
             return Err(LedgerError::Padding(slot));
         }
+        sequence.check_present(slot)?;
         let nodes = if sequence.epoch == self.epoch { &sequence.nodes[..] } else { &[] };
         let pages: Vec<PageId> = nodes.iter().map_while(|&node| self.tree.page(node)).collect();
         for &page in &pages {

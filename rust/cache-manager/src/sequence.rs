@@ -2,6 +2,7 @@
 
 use crate::loads::Load;
 use crate::retention::BlockRetention;
+use crate::suspension::Suspension;
 use block_hash::{Chain, ExtraKeys, Guards, Token};
 use block_pool::{PageId, Step};
 use radix_tree::{NamespaceId, NamespaceKey, NodeId, PrefixTree};
@@ -148,6 +149,8 @@ pub(crate) struct Sequence {
     pub(crate) load: Option<Load>,
     /// A load of this request failed: it asks no more.
     pub(crate) load_failed: bool,
+    /// Where its KV is while it holds no pages.
+    pub(crate) suspension: Option<Box<Suspension>>,
     /// Steps whose results are due, oldest first; at most two.
     pub(crate) steps_out: VecDeque<StepOut>,
     /// Results to drop when they come; each with whether a token is still to come with it.
@@ -195,6 +198,7 @@ impl Sequence {
             admitted: false,
             load: None,
             load_failed: false,
+            suspension: None,
             steps_out: VecDeque::with_capacity(2),
             dropped: VecDeque::new(),
             interrupted: false,
@@ -268,6 +272,7 @@ impl Sequence {
             admitted,
             load,
             load_failed,
+            suspension,
             steps_out,
             dropped,
             interrupted,
@@ -277,7 +282,7 @@ impl Sequence {
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
         (no_read, no_store, drafts, dummy, row, row_version, exposed, namespace, epoch).hash(hasher);
         (nodes, anchored, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
-        (admitted, load, load_failed, steps_out, dropped, interrupted, last_step).hash(hasher);
+        (admitted, load, load_failed, suspension, steps_out, dropped, interrupted, last_step).hash(hasher);
     }
 
     /// Takes a token whose step was dropped meanwhile; true when the token was one of these.
@@ -303,9 +308,9 @@ impl Sequence {
         }
     }
 
-    /// Whether the sequence holds no page, and none is on its way.
+    /// Whether the sequence has no KV of its epoch, here or elsewhere, and none is on its way.
     pub(crate) fn holds_nothing(&self) -> bool {
-        self.row.is_empty() && self.load.is_none()
+        self.row.is_empty() && self.load.is_none() && self.suspension.is_none()
     }
 
     /// Takes part in the prefix cache of `epoch`, which is not the sequence's; it holds no page.

@@ -145,6 +145,16 @@ impl Ledger {
         Ok(())
     }
 
+    /// The requests of `batch` are going to be released: what they stored and found counts as used just now, all of
+    /// it, so that the head of a prefix does not leave the tier before what follows it.
+    pub fn touch_all(&self, tier: &mut dyn OuterTier, batch: &[SlotId]) {
+        for sequence in batch.iter().filter_map(|&slot| self.slots.get(slot)) {
+            if sequence.guards.is_some() && sequence.epoch == self.epoch && !sequence.nodes.is_empty() {
+                tier.touch(&sequence.chain.keys()[..sequence.nodes.len()]);
+            }
+        }
+    }
+
     /// Ends the copies that have ended. Gives the requests that waited for them.
     ///
     /// # Errors

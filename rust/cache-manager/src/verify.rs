@@ -32,6 +32,9 @@ pub enum LedgerFault {
         /// What is wrong with it.
         what: String,
     },
+    /// A unit of a tier.
+    #[error("unit {0}: two requests hold it")]
+    Unit(u32),
     /// The log of events.
     #[error("event {id}: {what}")]
     Event {
@@ -57,13 +60,16 @@ impl Ledger {
         for (slot, sequence) in self.slots.iter() {
             self.verify_sequence(sequence).map_err(|what| LedgerFault::Sequence { slot: slot.0, what })?;
             let loading = sequence.load.iter().flat_map(|load| load.pages.iter().chain(&load.rest));
-            for &page in sequence.row.iter().chain(loading) {
+            let returning = sequence.suspension.iter().flat_map(|suspension| suspension.pages());
+            for &page in sequence.row.iter().chain(loading).chain(returning) {
                 *refs.entry(page).or_default() += 1;
             }
-            if let Some(load) = &sequence.load
-                && self.copies.in_flight.get(&load.copy.0).is_none_or(|copy| copy.load != Some(slot))
+            let load = sequence.load.as_ref().map(|load| load.copy);
+            let awaited = load.or(sequence.suspension.as_ref().and_then(|suspension| suspension.copy()));
+            if let Some(awaited) = awaited
+                && self.copies.in_flight.get(&awaited.0).is_none_or(|copy| copy.waiter != Some(slot))
             {
-                let what = "waits for a load that is not in flight".into();
+                let what = "waits for a copy that is not in flight".into();
                 return Err(LedgerFault::Sequence { slot: slot.0, what });
             }
             if sequence.epoch == self.epoch {
@@ -78,6 +84,9 @@ impl Ledger {
                 let what = format!("{due} results are due for the request that was released");
                 return Err(LedgerFault::Sequence { slot: slot.0, what });
             }
+        }
+        if let Some(unit) = self.units_held().array_windows().find(|[a, b]| a == b).map(|[unit, _]| unit.0) {
+            return Err(LedgerFault::Unit(unit));
         }
         self.verify_writers()?;
         for &page in self.pins.pages.values().flatten() {
@@ -149,6 +158,9 @@ impl Ledger {
         }
         if sequence.load.is_some() && !sequence.steps_out.is_empty() {
             return Err("computes while it waits for a load".into());
+        }
+        if sequence.suspension.is_some() && !sequence.is_set_aside() {
+            return Err("is suspended and holds pages, nodes, steps or a position".into());
         }
         if sequence.dummy {
             return if sequence.row.is_empty() {
@@ -258,6 +270,7 @@ impl Ledger {
             step_open,
             step_joined,
             epoch,
+            asleep,
             now,
             has_clock,
             orphans,
@@ -271,12 +284,13 @@ impl Ledger {
             admission: _,
             taken: _,
             pins,
-            offloads: _, // their copies are in flight
+            offloads: _,     // their copies are in flight
+            units_let_go: _, // on their way to the tier
             published: _,
             demotion,
         } = self;
         let mut hasher = DefaultHasher::new();
-        (step, step_open, step_joined, epoch, now.to_bits(), has_clock).hash(&mut hasher);
+        (step, step_open, step_joined, epoch, asleep, now.to_bits(), has_clock).hash(&mut hasher);
         slab.fingerprint(&mut hasher);
         tree.fingerprint(&mut hasher);
         slots.free().for_each(|index| index.hash(&mut hasher));
@@ -330,11 +344,16 @@ impl Ledger {
                 sequence.steps_out.iter().map(|out| (out.step.0, out.start, out.end)).collect::<Vec<_>>(),
             );
         }
+        for (slot, sequence) in self.slots.iter() {
+            if let Some(suspension) = &sequence.suspension {
+                let _ = writeln!(text, "slot {}: {suspension}", slot.0);
+            }
+        }
         for (pin, pages) in &self.pins.pages {
             let _ = writeln!(text, "pin {pin}: pages {:?}", ids(pages));
         }
         for (id, copy) in &self.copies.in_flight {
-            let what = copy.load.map_or("reads".into(), |slot| format!("load for slot {slot},"));
+            let what = copy.waiter.map_or("reads".into(), |slot| format!("for slot {slot},"));
             let _ = writeln!(text, "copy {id}: {what} pages {:?}", ids(&copy.pages));
         }
         for (source, destination) in &self.page_copies {

@@ -16,8 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
+mod private;
 #[cfg(test)]
 mod tests;
+pub use private::NoUnits;
 
 /// Bytes of one job: a long copy is many jobs, so that lanes share it and blocks are found as they land.
 const JOB_BYTES: usize = 16 << 20;
@@ -70,6 +72,8 @@ pub struct TierMetrics {
     pub losses: u64,
     /// Blocks that can be found.
     pub blocks: u32,
+    /// Private units.
+    pub private_units: u32,
     /// Units in all.
     pub units: u32,
     /// Jobs in flight.
@@ -224,7 +228,7 @@ impl TieredConnector {
         finished
     }
 
-    /// Forgets every block, those on their way included. The cost does not grow with their number.
+    /// Forgets every block, those on their way included; private units stay. The cost does not grow with their number.
     ///
     /// # Errors
     /// In a forked process.
@@ -243,17 +247,18 @@ impl TieredConnector {
                 dropped_lost: inner.dropped_lost,
                 losses: inner.losses,
                 blocks: if inner.lost { 0 } else { inner.index.blocks() },
+                private_units: inner.index.private_units().len() as u32,
                 units: inner.index.total(),
                 jobs: inner.index.in_flight(),
             },
         )
     }
 
-    /// Bytes of host memory that hold no block, and in all.
+    /// Bytes of host memory that hold no block and are not private, and in all.
     pub fn host_bytes(&self) -> (u64, u64) {
-        let TierMetrics { blocks, units, .. } = self.metrics();
+        let TierMetrics { blocks, private_units, units, .. } = self.metrics();
         let bytes = |units: u32| u64::from(units) * self.unit_bytes as u64;
-        (bytes(units - blocks), bytes(units))
+        (bytes(units - blocks - private_units), bytes(units))
     }
 
     /// Waits until no copy is in flight; false when `timeout` passes first.

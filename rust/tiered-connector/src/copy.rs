@@ -2,6 +2,7 @@
 
 use crate::host::Arena;
 use crate::job::{Direction, Job, Outcome};
+use parking_lot::RwLock;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use thiserror::Error;
@@ -118,7 +119,8 @@ fn common_byte(one: &Piece, other: &Piece, same: bool, last_page: usize, stride:
 
 /// Copies in the processor's memory. A unit holds the pieces of its page one behind the other.
 pub struct CpuEngine {
-    regions: Vec<Region>,
+    /// Empty while the device's memory is given up.
+    regions: RwLock<Vec<Region>>,
     arena: Arc<Arena>,
 }
 
@@ -128,20 +130,50 @@ impl CpuEngine {
     /// # Panics
     /// If they are not.
     pub fn new(regions: Vec<Region>, arena: Arc<Arena>) -> CpuEngine {
+        let engine = CpuEngine { regions: RwLock::default(), arena };
+        engine.take_regions(regions);
+        engine
+    }
+
+    /// Copies between other regions from now on. Waits for copies that run.
+    ///
+    /// # Panics
+    /// If a unit of the arena is not as large as a page of all regions.
+    pub fn take_regions(&self, regions: Vec<Region>) {
         let page_bytes: usize = regions.iter().map(Region::page_bytes).sum();
-        assert!(page_bytes == arena.unit_bytes(), "a unit of the arena holds a page");
-        CpuEngine { regions, arena }
+        assert!(page_bytes == self.arena.unit_bytes(), "a unit of the arena holds a page");
+        *self.regions.write() = regions;
+    }
+
+    /// Copies nothing any more, and forgets where the regions were. Waits for copies that run.
+    pub fn drop_regions(&self) {
+        self.regions.write().clear();
+    }
+
+    /// Bytes of a unit, and so of a page of all regions.
+    pub fn unit_bytes(&self) -> usize {
+        self.arena.unit_bytes()
+    }
+}
+
+impl<E: CopyEngine> CopyEngine for Arc<E> {
+    fn copy(&self, job: &Job, give_up: &dyn Fn() -> bool) -> Outcome {
+        (**self).copy(job, give_up)
     }
 }
 
 impl CopyEngine for CpuEngine {
     fn copy(&self, job: &Job, give_up: &dyn Fn() -> bool) -> Outcome {
+        let regions = self.regions.read();
+        if regions.is_empty() {
+            return Outcome::Failed("the device's memory is given up".into());
+        }
         for (&unit, &page) in job.units.iter().zip(&job.pages) {
             if give_up() {
                 return Outcome::Cancelled;
             }
             let mut at = self.arena.unit(unit);
-            for region in &self.regions {
+            for region in &*regions {
                 let start = page.index() * region.page_stride;
                 for piece in &region.pieces {
                     // SAFETY: the page is one of the region's, whose pieces were checked to lie in its memory,

@@ -1,16 +1,18 @@
 //! The tier index: which block lies in which unit of the host tier, and which unit goes next.
 //!
-//! A unit is free, being written, holding a block, or being read. Only a block whose store has ended well is
-//! found. What is being written or read is never evicted. A reset forgets every block at once: stores on their
-//! way then end unseen.
+//! A unit is free, being written, holding a block, or being read; or it is private. Only a block whose store has
+//! ended well is found. What is being written or read is never evicted. A reset forgets every block at once: stores
+//! on their way then end unseen.
 
 use crate::job::{Direction, Job, JobId, Offer, Outcome, TierKey, UnitId};
 use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Priority, Slab, Step};
 use memory::{AHEAD, Array, KeyTable};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 mod keep;
+mod private;
 mod verify;
+pub use private::TooFew;
 pub use verify::IndexFault;
 
 #[cfg(test)]
@@ -44,7 +46,8 @@ pub struct IndexCounters {
 struct InFlight {
     direction: Direction,
     units: Vec<UnitId>,
-    epoch: u32,
+    /// That of its blocks; `None` when its units are private.
+    epoch: Option<u32>,
 }
 
 /// The index of one host tier.
@@ -55,6 +58,9 @@ pub struct TierIndex {
     keys: Array<TierKey>,
     /// Units that hold a block or are being written, by the block's hash.
     table: KeyTable,
+    private: HashSet<UnitId>,
+    /// Those of them whose bytes are gone.
+    lost_private: HashSet<UnitId>,
     jobs: HashMap<JobId, InFlight>,
     next_job: u64,
     epoch: u32,
@@ -68,6 +74,8 @@ impl TierIndex {
             slab: Slab::new(units, policy, Priority::DEFAULT),
             keys: Array::with_capacity(units as usize),
             table: KeyTable::with_capacity(units as usize),
+            private: HashSet::new(),
+            lost_private: HashSet::new(),
             jobs: HashMap::new(),
             next_job: 0,
             epoch: 0,
@@ -151,13 +159,18 @@ impl TierIndex {
         let count = units.len() as u64;
         // Deepest first: a prefix goes from its tail to its head.
         match direction {
+            _ if epoch.is_none() => {
+                for &unit in &units {
+                    self.slab.unpin(page(unit));
+                }
+            }
             Direction::Load => {
                 for &unit in units.iter().rev() {
                     self.slab.unpin(page(unit));
                 }
                 *(if done { &mut self.counters.loaded } else { &mut self.counters.unloaded }) += count;
             }
-            Direction::Store if done && epoch == self.epoch => {
+            Direction::Store if done && epoch == Some(self.epoch) => {
                 for &unit in units.iter().rev() {
                     self.slab.publish(page(unit), NodeLink(unit.0), Step(0));
                     self.slab.release(page(unit), Step(0));
@@ -166,7 +179,7 @@ impl TierIndex {
             }
             Direction::Store => {
                 for &unit in units.iter().rev() {
-                    if epoch == self.epoch {
+                    if epoch == Some(self.epoch) {
                         self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
                     }
                     self.slab.release(page(unit), Step(0));
@@ -187,7 +200,7 @@ impl TierIndex {
         }
     }
 
-    /// Forgets every block. The cost does not grow with their number.
+    /// Forgets every block; private units stay. The cost does not grow with their number.
     pub fn reset(&mut self) {
         self.slab.forget_all();
         self.table = KeyTable::with_capacity(self.slab.total() as usize);
@@ -224,16 +237,22 @@ impl TierIndex {
         Some(unit)
     }
 
+    /// A job of the current epoch.
     fn job(&mut self, direction: Direction, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
+        self.begin(InFlight { direction, units, epoch: Some(self.epoch) }, pages, after)
+    }
+
+    fn begin(&mut self, in_flight: InFlight, pages: Vec<PageId>, after: Step) -> Job {
         let id = JobId(self.next_job);
         self.next_job += 1;
-        self.jobs.insert(id, InFlight { direction, units: units.clone(), epoch: self.epoch });
+        let (direction, units) = (in_flight.direction, in_flight.units.clone());
+        self.jobs.insert(id, in_flight);
         Job { id, direction, units, pages, after }
     }
 
     /// Stores whose blocks will be found if they end well.
     fn current_stores(&self) -> impl Iterator<Item = &InFlight> {
-        let epoch = self.epoch;
+        let epoch = Some(self.epoch);
         self.jobs.values().filter(move |job| job.direction == Direction::Store && job.epoch == epoch)
     }
 }

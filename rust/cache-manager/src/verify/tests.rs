@@ -6,10 +6,12 @@ use crate::events::{EventLog, Stored, Tier};
 use crate::ledger::Ledger;
 use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
+use crate::suspension::{Stage, Suspension};
 use crate::verify::LedgerFault;
 use block_hash::{Algo, Chain, Token};
 use block_pool::{PageFault, PageId, Priority, Step};
 use radix_tree::{Insertion, NamespaceKey, NodeId, ParentId, TreeFault};
+use tiered_connector::job::UnitId;
 
 /// Nine tokens, computed, on pages 1 to 3; the first two blocks are stored.
 const OWNER: SlotId = SlotId(0);
@@ -89,7 +91,7 @@ fn a_pin_that_no_copy_holds_is_found() {
 fn a_copy_of_a_page_that_is_not_pinned_is_found() {
     let found = after(|ledger| {
         assert_eq!(
-            ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], load: None, demotion: false }),
+            ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], waiter: None, demotion: false }),
             None
         );
     });
@@ -237,7 +239,7 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
 fn a_tail_that_others_hold_and_its_request_does_not_know_of_is_found() {
     let found = after(|ledger| {
         ledger.slab.pin(PageId(6));
-        ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], load: None, demotion: false });
+        ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], waiter: None, demotion: false });
     });
     let what = "page 6, which it writes to next, is held by others, and it does not know";
     assert_eq!(found.to_string(), format!("slot 1: {what}"));
@@ -307,4 +309,25 @@ fn a_padding_request_with_pages_is_found() {
 fn results_that_are_due_for_a_slot_that_is_claimed_are_found() {
     let found = after(|ledger| assert_eq!(ledger.orphans.insert(TWIN, (Step(1), 1)), None));
     assert_eq!(found.to_string(), "slot 1: 1 results are due for the request that was released");
+}
+
+fn away(unit: u32) -> Suspension {
+    Suspension { units: vec![UnitId(unit)], processed: 4, pages: 1, stage: Stage::Away }
+}
+
+#[test]
+fn a_suspended_request_that_holds_pages_is_found() {
+    let found = after_damage_to(OWNER, |owner| owner.suspension = Some(Box::new(away(0))));
+    assert_eq!(found, "is suspended and holds pages, nodes, steps or a position");
+}
+
+#[test]
+fn a_unit_that_two_suspended_requests_hold_is_found() {
+    let found = after(|ledger| {
+        for _ in 0..2 {
+            let slot = ledger.claim(request(0..9)).map_err(|refused| refused.error).expect("a slot is free");
+            ledger.slots.get_mut(slot).expect("just claimed").suspension = Some(Box::new(away(5)));
+        }
+    });
+    assert_eq!(found, LedgerFault::Unit(5));
 }

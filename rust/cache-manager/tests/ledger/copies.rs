@@ -154,7 +154,7 @@ fn a_dump_lists_the_pages_of_pins_and_copies() {
     let dump = ledger.debug_dump();
     let lines: Vec<_> =
         dump.lines().filter(|line| line.starts_with("pin") || line.starts_with("copy")).collect();
-    let expected = ["pin 0: pages [1, 2]", "copy 0: reads pages [2]", "copy 1: load for slot 1, pages [3]"];
+    let expected = ["pin 0: pages [1, 2]", "copy 0: reads pages [2]", "copy 1: for slot 1, pages [3]"];
     assert_eq!(lines, expected);
     assert_eq!((ledger.pins(), ledger.copies_in_flight()), (1, 2));
 }

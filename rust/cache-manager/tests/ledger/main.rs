@@ -15,4 +15,5 @@ mod offloads;
 mod refusals;
 mod retention;
 mod room;
+mod suspension;
 mod twins;

@@ -117,3 +117,40 @@ fn a_reset_forgets_what_is_on_its_way() {
     assert_eq!(scene.connector.lookup(&[key(1), key(2)]), Ok(vec![false, false]));
     scene.connector.verify().unwrap();
 }
+
+#[test]
+fn private_units_come_back_byte_for_byte_and_are_told_of_by_their_tags() {
+    let scene = Scene::new(9, 4);
+    let pages: Vec<PageId> = (1..4).map(PageId).collect();
+    (1..4).for_each(|page| scene.fill(page, page as u8 * 5));
+    let units = scene.connector.reserve(3).unwrap();
+    let stored = scene.connector.store_private(&units, &pages, Step(0), 11).unwrap();
+    assert_eq!(stored.wait(WAIT), Some(completion::Outcome::Done));
+    (1..4).for_each(|page| scene.fill(page, 0));
+    scene.connector.reset().unwrap();
+    let others: Vec<PageId> = (5..8).map(PageId).collect();
+    let loaded = scene.connector.load_private(&units, &others, Step(0), 12).unwrap();
+    assert_eq!(loaded.wait(WAIT), Some(completion::Outcome::Done));
+    assert!((1..4).all(|page| scene.is(page + 4, page as u8 * 5)));
+    assert_eq!(scene.connector.take_finished(), [(11, Outcome::Done), (12, Outcome::Done)]);
+    assert_eq!(scene.connector.host_bytes(), (PAGE as u64, 4 * PAGE as u64));
+    scene.connector.free_private(&units);
+    assert_eq!(
+        (scene.connector.host_bytes().0, scene.connector.private_units()),
+        (4 * PAGE as u64, Some(vec![]))
+    );
+    scene.connector.verify().unwrap();
+}
+
+#[test]
+fn after_a_shutdown_private_copies_are_cancelled_and_no_unit_is_had() {
+    let scene = Scene::new(3, 4);
+    let units = scene.connector.reserve(1).unwrap();
+    scene.connector.shutdown(Duration::ZERO);
+    assert_eq!(scene.connector.reserve(1), Err(NoUnits::Closed(Closed::ShutDown)));
+    assert_eq!(scene.connector.check_open(), Err(Closed::ShutDown));
+    let stored = scene.connector.store_private(&units, &[PageId(1)], Step(0), 5).unwrap();
+    assert_eq!(stored.outcome(), Some(completion::Outcome::Cancelled));
+    assert_eq!(scene.connector.take_finished(), [(5, Outcome::Cancelled)]);
+    scene.connector.verify().unwrap();
+}

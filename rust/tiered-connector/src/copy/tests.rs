@@ -116,3 +116,19 @@ fn an_arena_that_no_address_space_holds_is_refused() {
     assert!(Arena::new(u32::MAX, usize::MAX / 2).is_err());
     assert!(Arena::new(u32::MAX, 1 << 40).is_err());
 }
+
+#[test]
+fn an_engine_copies_between_the_regions_that_it_was_given_last() {
+    let (mut first, mut second) = (vec![7; 5 * 8], vec![0; 5 * 8]);
+    let engine =
+        CpuEngine::new(vec![region(&mut first, 8, &[(0, 8)]).unwrap()], Arc::new(Arena::new(1, 8).unwrap()));
+    assert_eq!(engine.copy(&job(Direction::Store, &[(0, 3)]), &|| false), Outcome::Done);
+    engine.drop_regions();
+    let given_up = engine.copy(&job(Direction::Load, &[(0, 1)]), &|| false);
+    assert!(matches!(given_up, Outcome::Failed(_)), "{given_up:?}");
+    engine.take_regions(vec![region(&mut second, 8, &[(0, 8)]).unwrap()]);
+    assert_eq!(engine.copy(&job(Direction::Load, &[(0, 1)]), &|| false), Outcome::Done);
+    drop(engine);
+    assert_eq!(second.iter().map(|&byte| usize::from(byte)).sum::<usize>(), 8 * 7);
+    assert_eq!(second[8..16], [7; 8]);
+}

@@ -32,8 +32,9 @@ pub struct NoAddressSpace {
 }
 
 impl Arena {
-    /// Units begin at cache lines.
+    /// Units begin at cache lines, unless they are so small that the gaps would count.
     const ALIGNMENT: usize = 64;
+    const SMALL: usize = 1 << 12;
 
     /// `units` units of `unit_bytes` bytes.
     ///
@@ -41,9 +42,10 @@ impl Arena {
     /// The system has no address space for them.
     pub fn new(units: u32, unit_bytes: usize) -> Result<Arena, NoAddressSpace> {
         let refused = NoAddressSpace { units, unit_bytes };
-        let stride = unit_bytes.checked_next_multiple_of(Self::ALIGNMENT).ok_or(refused)?;
+        let alignment = if unit_bytes < Self::SMALL { 1 } else { Self::ALIGNMENT };
+        let stride = unit_bytes.checked_next_multiple_of(alignment).ok_or(refused)?;
         let bytes = stride.checked_mul(units as usize).ok_or(refused)?;
-        let mut memory = Array::try_zeros(bytes / size_of::<u64>()).ok_or(refused)?;
+        let mut memory = Array::try_zeros(bytes.div_ceil(size_of::<u64>())).ok_or(refused)?;
         let start = NonNull::from(&mut *memory).cast();
         Ok(Arena { start, _memory: memory, unit_bytes, stride, units })
     }

@@ -1,6 +1,7 @@
 //! What stays of the blocks when memory was out of reach and comes back.
 
 use super::{TierIndex, page};
+use crate::job::Direction;
 use crate::job::UnitId;
 use crate::units::UnitSet;
 
@@ -8,14 +9,18 @@ use crate::units::UnitSet;
 mod tests;
 
 impl TierIndex {
-    /// Forgets the blocks whose units are not among `held`. Stores on their way end unseen: whoever wrote their
-    /// bytes may have lost them since.
+    /// Forgets the blocks whose units are not among `held`, and notes which private units have lost their bytes.
+    /// Stores on their way end unseen: whoever wrote their bytes may have lost them since.
     pub fn keep(&mut self, held: &UnitSet) {
         let writing: Vec<UnitId> = self.current_stores().flat_map(|job| job.units.iter().copied()).collect();
         for unit in writing {
             self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
         }
         self.epoch += 1;
+        let storing =
+            self.jobs.values().filter(|job| job.epoch.is_none() && job.direction == Direction::Store);
+        self.lost_private.extend(storing.flat_map(|job| &job.units));
+        self.lost_private.extend(self.private.iter().filter(|&&unit| !held.contains(unit)));
         for unit in (0..self.slab.used()).map(UnitId) {
             if self.slab.node(page(unit)).is_some() && !held.contains(unit) {
                 self.table.remove(self.keys[unit.0 as usize].hash, unit.0);

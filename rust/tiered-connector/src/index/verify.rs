@@ -31,12 +31,12 @@ impl TierIndex {
     /// # Errors
     /// The first rule that is broken.
     pub fn verify(&self) -> Result<(), IndexFault> {
-        let (mut writing, mut dying, mut readers) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (mut writing, mut dying, mut pinned) = (HashMap::new(), HashMap::new(), HashMap::new());
         for job in self.jobs.values() {
-            let holders = match job.direction {
-                Direction::Load => &mut readers,
-                Direction::Store if job.epoch == self.epoch => &mut writing,
-                Direction::Store => &mut dying,
+            let holders = match (job.direction, job.epoch) {
+                (Direction::Load, _) | (_, None) => &mut pinned,
+                (Direction::Store, epoch) if epoch == Some(self.epoch) => &mut writing,
+                (Direction::Store, _) => &mut dying,
             };
             for &unit in &job.units {
                 *holders.entry(unit).or_insert(0u32) += 1;
@@ -45,15 +45,19 @@ impl TierIndex {
         let mut blocks = 0;
         for unit in (0..self.slab.used()).map(UnitId) {
             let stores = writing.get(&unit).unwrap_or(&0) + dying.get(&unit).unwrap_or(&0);
-            if self.slab.refs(page(unit)) != stores {
-                return Err(IndexFault::Unit(unit, "it is held by another number of stores than write it"));
+            let holders = stores + u32::from(self.private.contains(&unit));
+            if self.slab.refs(page(unit)) != holders {
+                return Err(IndexFault::Unit(
+                    unit,
+                    "it is held by others than a store or who has it to himself",
+                ));
             }
-            if self.slab.pins(page(unit)) != *readers.get(&unit).unwrap_or(&0) {
-                return Err(IndexFault::Unit(unit, "it is pinned by another number of loads than read it"));
+            if self.slab.pins(page(unit)) != *pinned.get(&unit).unwrap_or(&0) {
+                return Err(IndexFault::Unit(unit, "it is pinned by another number of copies than use it"));
             }
             let holds = self.slab.node(page(unit)).is_some();
-            if holds && stores > 0 {
-                return Err(IndexFault::Unit(unit, "it is written while it holds a block"));
+            if holds && holders > 0 {
+                return Err(IndexFault::Unit(unit, "it is written or private while it holds a block"));
             }
             if holds || writing.contains_key(&unit) {
                 blocks += 1;

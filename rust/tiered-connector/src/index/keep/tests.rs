@@ -66,3 +66,20 @@ fn a_unit_that_is_read_is_not_given_away_before_the_load_has_ended() {
     assert_eq!(store(&mut index, &[5]).units, [UnitId(2)]);
     index.verify().unwrap();
 }
+
+#[test]
+fn private_units_that_are_not_held_have_lost_their_bytes_until_they_are_let_go() {
+    let mut index = three_blocks();
+    let units = index.reserve(3).unwrap();
+    let stored = index.store_private(&units[..2], &[PageId(1), PageId(2)], Step(0));
+    index.apply(stored.id, &Outcome::Done);
+    let storing = index.store_private(&units[2..], &[PageId(3)], Step(0));
+    keep(&mut index, &[units[0].0, units[2].0]);
+    assert!(!index.has_lost(&units[..1]), "it is held");
+    assert!(index.has_lost(&units[1..2]), "it is not");
+    assert!(index.has_lost(&units[2..]), "what was being written is not trusted");
+    index.apply(storing.id, &Outcome::Done);
+    index.free_private(&units);
+    let again = index.reserve(3).unwrap();
+    assert!(!index.has_lost(&again));
+}
