@@ -1,4 +1,4 @@
-"""The host tier in Rust: copies beside plain ones of the same size, and what it costs the scheduler's thread."""
+"""The host tier in Rust: copies beside plain ones of the same size, and what the scheduler's thread pays."""
 
 from __future__ import annotations
 
@@ -125,12 +125,11 @@ def test_time_from_the_end_of_a_copy_to_its_flag(row: Row) -> None:
     row.time(one, unit="µs", rounds=200)
 
 
-@pytest.mark.parametrize("page_size", [16, 128])
-def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
-    """`alloc` of a prompt of 32k new tokens, its thread's CPU time, the tier full and its lane busy; the ratio."""
-    pages = 4096 * 128 // page_size
+def with_and_without(page_size: int, pages: int) -> list[PagedKVCacheManager]:
+    """Two managers of so many pages, the second with a tier of half as many units and one lane."""
     managers = []
-    for config in (None, {"type": "rust_tiered", "host_offload_max_gb": pages / 2 * page_size * 8 / 2**30}):
+    tier = {"type": "rust_tiered", "host_offload_max_gb": pages / 2 * page_size * 8 / 2**30}
+    for config in (None, tier):
         params = MHAKVCacheParams(
             dtype="float32",
             n_kv_heads=1,
@@ -141,10 +140,15 @@ def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
         )
         memory = np.zeros((pages + 1, params.bytes_per_page), np.uint8)
         managers.append(
-            PagedKVCacheManager(
-                params, total_num_pages=pages, max_batch_size=1, allocate_pools=False, buffers=[memory]
-            )
+            PagedKVCacheManager(params, total_num_pages=pages, max_batch_size=1, buffers=[memory])
         )
+    return managers
+
+
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
+    """`alloc` of 32k new tokens, CPU time of its thread, the tier full and its lane busy; the ratio."""
+    managers = with_and_without(page_size, 4096 * 128 // page_size)
     fresh = prompts(LONG)
     for tokens in itertools.islice(fresh, 2 * 16):
         for kv in managers:
@@ -168,7 +172,7 @@ def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
 
 
 def test_bookkeeping_of_a_block(row: Row) -> None:
-    """`step` that publishes and offloads 2,048 blocks to a full tier, over one without a tier: time a block."""
+    """`step` that publishes 2,048 blocks and offloads them to a full tier, less one without a tier."""
     page_size, pages = 16, 1 << 15
     managers = []
     for config in (None, {"type": "rust_tiered", "host_offload_max_gb": pages / 2 * page_size * 8 / 2**30}):

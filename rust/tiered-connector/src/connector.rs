@@ -166,7 +166,7 @@ impl TieredConnector {
     /// # Errors
     /// In a forked process.
     pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
-        let inner = self.enter()?;
+        let mut inner = self.enter()?;
         Ok(if inner.lost { 0 } else { inner.index.leading(keys) })
     }
 

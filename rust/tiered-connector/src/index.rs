@@ -110,8 +110,17 @@ impl TierIndex {
     }
 
     /// How many leading blocks can be read now.
-    pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> usize {
-        keys.into_iter().take_while(|key| self.contains(key)).count()
+    pub fn leading(&mut self, keys: impl IntoIterator<Item = TierKey>) -> usize {
+        let mut found = 0;
+        for key in keys {
+            if !self.contains(&key) {
+                let collides = |unit: UnitId| self.keys[unit.0 as usize].guard != key.guard;
+                self.counters.collisions += u64::from(self.owner(key.hash).is_some_and(collides));
+                break;
+            }
+            found += 1;
+        }
+        found
     }
 
     /// Plans to store blocks, in the order of their prefix. Those that are here or on their way are left out, and

@@ -83,6 +83,7 @@ fn another_guard_under_the_same_hash_is_another_block() {
     assert!(index.load(&[(other, PageId(5))], Step(0)).is_none());
     assert!(index.store(&[(other, PageId(5)).into()], Step(0)).is_none());
     assert_eq!(index.counters().collisions, 1);
+    assert_eq!((index.leading([other]), index.counters().collisions), (0, 2), "a counted miss");
     assert!(index.contains(&key(1)));
 }
 
