@@ -148,9 +148,7 @@ impl Model {
         let stamp = self.calls;
         let record = self.page(page);
         record.queued = (record.refs == 0 && record.pins == 0).then_some(stamp);
-        if record.refs == 0 {
-            record.stamp = stamp;
-        }
+        record.stamp = record.queued.unwrap_or(record.stamp);
     }
 
     /// Queued pages, by the order of queueing.
@@ -193,6 +191,10 @@ impl Model {
         record.last_use = record.last_use.max(last_use);
         record.released = now;
         self.queue(page);
+        let stamp = self.calls;
+        if self.pages[&page].refs == 0 {
+            self.page(page).stamp = stamp; // also while a transfer holds it
+        }
     }
 
     /// The next victim, with what it stood for.
