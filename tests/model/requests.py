@@ -137,6 +137,7 @@ class Request:
         child.private = set(self.private)
         child.cached -= self.load.gain if self.load else 0
         child.load_failed = False
+        child.outdated = self.outdated and bool(child.row)
         return child
 
 

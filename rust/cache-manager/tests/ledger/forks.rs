@@ -365,3 +365,15 @@ fn a_shared_page_that_a_load_replaces_is_not_evicted_after_the_block_above_it() 
     ledger.end_copies(&[(jobs[0].copy.id.0, CopyEnd::Done)]).unwrap();
     ledger.verify().unwrap();
 }
+
+#[test]
+fn a_fork_without_pages_of_a_request_from_before_a_reset_takes_part_in_the_cache_again() {
+    let mut ledger = Ledger::new(config(8));
+    let parent = claim(&mut ledger, prompt(&[1, 2, 3, 4, 5]));
+    ledger.alloc(&[parent], &[]).unwrap();
+    ledger.reset_prefix_cache();
+    let child = ledger.fork(parent).unwrap();
+    forward(&mut ledger, child);
+    assert_eq!(ledger.counters().published_blocks, 1, "its full block");
+    ledger.verify().unwrap();
+}
