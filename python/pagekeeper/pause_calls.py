@@ -161,6 +161,7 @@ class PauseCalls:
         self._core.wake()
 
     def _native_tiers(self, call: str) -> NativeTiers:
+        self._core.check()
         if not isinstance(self._tiers, NativeTiers):
             raise ValueError(f"{call}: needs a host tier, kv_connector_config of the type 'rust_tiered'")
         return self._tiers
