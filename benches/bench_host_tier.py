@@ -173,23 +173,8 @@ def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
 
 def test_bookkeeping_of_a_block(row: Row) -> None:
     """`step` that publishes 2,048 blocks and offloads them to a full tier, less one without a tier."""
-    page_size, pages = 16, 1 << 15
-    managers = []
-    for config in (None, {"type": "rust_tiered", "host_offload_max_gb": pages / 2 * page_size * 8 / 2**30}):
-        params = MHAKVCacheParams(
-            dtype="float32",
-            n_kv_heads=1,
-            head_dim=1,
-            num_layers=1,
-            page_size=page_size,
-            kv_connector_config=config,
-        )
-        memory = np.zeros((pages + 1, params.bytes_per_page), np.uint8)
-        managers.append(
-            PagedKVCacheManager(
-                params, total_num_pages=pages, max_batch_size=1, allocate_pools=False, buffers=[memory]
-            )
-        )
+    page_size = 16
+    managers = with_and_without(page_size, 1 << 15)
     fresh = prompts(LONG)
     taken: list[list[int]] = [[], []]
     for number, tokens in enumerate(itertools.islice(fresh, 90)):

@@ -22,6 +22,7 @@ from pagekeeper import (
     TextContext,
     TokenRangeRetention,
 )
+from pagekeeper.transfers import LoadTransfer
 
 PAGE_SIZE = 4
 BYTES = 2 * PAGE_SIZE * 4 * 4
@@ -211,7 +212,8 @@ def test_prefetch_brings_blocks_back_before_they_are_asked_for() -> None:
     assert served.serve(prompt) == 24
 
 
-def test_a_request_that_is_released_while_its_load_is_in_flight_leaves_nothing_behind() -> None:
+def loading() -> tuple[Served, TextContext, LoadTransfer]:
+    """A request whose six blocks are on their way from the tier."""
     served = Served(pages=8, units=32)
     prompt = prompt_of(1, 6)
     served.serve(prompt)
@@ -219,6 +221,12 @@ def test_a_request_that_is_released_while_its_load_is_in_flight_leaves_nothing_b
     ctx = TextContext(request_id=RequestID(), tokens=prompt)
     served.kv.claim(ctx)
     transfer = served.kv.alloc(ctx)
+    assert isinstance(transfer, LoadTransfer)
+    return served, ctx, transfer
+
+
+def test_a_request_that_is_released_while_its_load_is_in_flight_leaves_nothing_behind() -> None:
+    served, ctx, transfer = loading()
     served.kv.release(ctx)
     transfer.synchronize(10)
     served.settle()
@@ -228,17 +236,11 @@ def test_a_request_that_is_released_while_its_load_is_in_flight_leaves_nothing_b
 
 
 def test_copies_that_are_named_have_ended() -> None:
-    served = Served(pages=8, units=32)
-    prompt = prompt_of(1, 6)
-    served.serve(prompt)
-    served.kv.truncate_prefix([])
-    ctx = TextContext(request_id=RequestID(), tokens=prompt)
-    served.kv.claim(ctx)
-    transfer = served.kv.alloc(ctx)
+    served, ctx, transfer = loading()
     transfer.synchronize(10)
     with pytest.raises(ValueError, match="99"):
         served.kv.poll_transfers([99])
-    assert served.kv.poll_transfers([transfer.id]) == [ctx.request_id]  # type: ignore[attr-defined]
+    assert served.kv.poll_transfers([transfer.id]) == [ctx.request_id]
     served.kv.verify()
 
 
