@@ -1,6 +1,7 @@
 """Threads beside the scheduler's: routers that probe, and Python code that keeps the GIL busy."""
 
 import contextlib
+import resource
 import sys
 import threading
 import time
@@ -48,13 +49,24 @@ def test_probes_from_other_threads_see_states_between_two_calls_and_no_other() -
     kv.verify()
 
 
+def preemptions() -> int:
+    """How often the system took the processor away from this thread. Waiting for the GIL does not count."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
 def percentile_99(call: Callable[[], object], calls: int = 100) -> float:
-    """Seconds that 99 of 100 calls take at most. Between them others get the GIL, as during a forward."""
-    times = []
-    for _ in range(calls):
+    """Seconds that 99 of 100 calls take at most. Between them others get the GIL, as during a forward.
+
+    Calls in which another process got the processor tell nothing and are made again.
+    """
+    times: list[float] = []
+    while len(times) < calls:
+        before = preemptions()
         start = time.perf_counter()
         call()
-        times.append(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        if preemptions() == before:
+            times.append(seconds)
         time.sleep(0.0001)
     return sorted(times)[calls * 99 // 100 - 1]
 
@@ -92,7 +104,8 @@ def test_a_look_up_beside_a_busy_python_thread_takes_less_than_ten_times_as_long
     # The machine may be busy too: of several tries the best counts, alone and beside the thread.
     alone = min(percentile_99(lambda: look_up(kv, ctx)) for _ in range(3))
     with busy_thread():
-        tries = (percentile_99(lambda: look_up(kv, ctx)) for _ in range(5))
+        tries = (percentile_99(lambda: look_up(kv, ctx)) for _ in range(20))
         assert any(beside < 10 * alone for beside in tries)
         # The thread was busy: whoever gives the GIL up has to wait for it.
-        assert percentile_99(lambda: time.sleep(0.0001), calls=50) > sys.getswitchinterval() / 2
+        waits = (percentile_99(lambda: time.sleep(0.0001), calls=50) for _ in range(20))
+        assert any(wait > sys.getswitchinterval() / 2 for wait in waits)
