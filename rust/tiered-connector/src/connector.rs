@@ -1,6 +1,7 @@
 //! The connector: the index of a process and a mover, joined.
 //!
-//! Calls do bookkeeping and return; the mover moves the bytes. Every call first tells the index what has ended.
+//! Calls do bookkeeping and return; the mover moves the bytes. Calls first tell the index what has ended, those that
+//! look up only if it matters to them.
 
 use crate::copy::CopyEngine;
 use crate::index::{IndexCounters, IndexFault, TierIndex};
@@ -161,13 +162,24 @@ impl TieredConnector {
         Ok(keys.iter().map(|key| inner.finds(key)).collect())
     }
 
-    /// How many leading blocks can be read now.
+    /// How many leading blocks can be read now. The index is told what has ended only if a block waits for that.
     ///
     /// # Errors
     /// In a forked process.
     pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
-        let mut inner = self.enter()?;
-        Ok(if inner.lost { 0 } else { inner.index.leading(keys) })
+        let mut inner = self.lock()?;
+        if inner.lost {
+            return Ok(0);
+        }
+        let mut keys = keys.into_iter();
+        let (mut found, stop) = inner.index.leading(&mut keys);
+        if let Some(key) = stop
+            && inner.index.is_being_stored(&key)
+        {
+            self.settle(&mut inner);
+            found += inner.index.leading(&mut std::iter::once(key).chain(keys)).0;
+        }
+        Ok(found)
     }
 
     /// Begins to read blocks into pages, all or none. `tag` names the copy in [`TieredConnector::take_finished`].
@@ -293,6 +305,22 @@ impl TieredConnector {
 
     /// The books, after they were told what has ended.
     fn enter(&self) -> Result<MutexGuard<'_, Inner>, Closed> {
+        let mut inner = self.lock()?;
+        self.settle(&mut inner);
+        Ok(inner)
+    }
+
+    /// Tells the index what has ended.
+    fn settle(&self, inner: &mut Inner) {
+        let Ended { jobs, transfers } = self.handoff.take();
+        for (id, outcome) in jobs {
+            inner.index.apply(id, &outcome);
+        }
+        inner.transfers.extend(transfers);
+    }
+
+    /// The books, after they were told of the memory.
+    fn lock(&self) -> Result<MutexGuard<'_, Inner>, Closed> {
         // In a forked process the lock may be held by a thread that is not there.
         if self.process != std::process::id() {
             return Err(Closed::Forked);
@@ -309,11 +337,6 @@ impl TieredConnector {
                 inner.lost = false;
             }
         }
-        let Ended { jobs, transfers } = self.handoff.take();
-        for (id, outcome) in jobs {
-            inner.index.apply(id, &outcome);
-        }
-        inner.transfers.extend(transfers);
         Ok(inner)
     }
 

@@ -182,8 +182,8 @@ impl CopyEngine for CpuEngine {
                     at = unsafe {
                         let device = region.base.add(start + piece.offset);
                         match job.direction {
-                            Direction::Store => at.copy_from_nonoverlapping(device, piece.len),
-                            Direction::Load => at.copy_to_nonoverlapping(device, piece.len),
+                            Direction::Store => copy_bytes(device, at, piece.len),
+                            Direction::Load => copy_bytes(at, device, piece.len),
                         }
                         at.add(piece.len)
                     };
@@ -191,5 +191,34 @@ impl CopyEngine for CpuEngine {
             }
         }
         Outcome::Done
+    }
+}
+
+/// Bytes that a processor moves at once, at most.
+const LINE: usize = 64;
+
+/// Copies `len` bytes between places that have none in common.
+///
+/// A processor compares loads with the stores before them by the lowest 12 bits of their addresses. Where the
+/// destination lies less than a line behind the source, in these bits, each load of a copy upwards seems to read
+/// what was just stored, and waits: a third of the speed. Downwards it does not. Pools of numpy lie so, 16 bytes
+/// behind a multiple of 4,096, beside units that begin at one.
+///
+/// # Safety
+/// As [`NonNull::copy_to_nonoverlapping`].
+unsafe fn copy_bytes(source: NonNull<u8>, destination: NonNull<u8>, len: usize) {
+    let behind = (destination.as_ptr() as usize).wrapping_sub(source.as_ptr() as usize) % 4096;
+    if behind == 0 || behind >= LINE || len < 4096 {
+        // SAFETY: the caller's.
+        return unsafe { source.copy_to_nonoverlapping(destination, len) };
+    }
+    let (from, to) = (source.cast::<[u64; LINE / 8]>(), destination.cast::<[u64; LINE / 8]>());
+    let lines = len / LINE;
+    // SAFETY: the caller's; these are the bytes behind the last whole line, and then each line.
+    unsafe {
+        source.add(lines * LINE).copy_to_nonoverlapping(destination.add(lines * LINE), len % LINE);
+        for line in (0..lines).rev() {
+            to.add(line).write_unaligned(from.add(line).read_unaligned());
+        }
     }
 }

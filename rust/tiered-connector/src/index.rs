@@ -109,18 +109,24 @@ impl TierIndex {
         self.find(key).is_some()
     }
 
-    /// How many leading blocks can be read now.
-    pub fn leading(&mut self, keys: impl IntoIterator<Item = TierKey>) -> usize {
+    /// How many leading blocks can be read now, and the first that cannot.
+    pub fn leading(&mut self, keys: &mut impl Iterator<Item = TierKey>) -> (usize, Option<TierKey>) {
         let mut found = 0;
         for key in keys {
             if !self.contains(&key) {
                 let collides = |unit: UnitId| self.keys[unit.0 as usize].guard != key.guard;
                 self.counters.collisions += u64::from(self.owner(key.hash).is_some_and(collides));
-                break;
+                return (found, Some(key));
             }
             found += 1;
         }
-        found
+        (found, None)
+    }
+
+    /// Whether the block is on its way here.
+    pub fn is_being_stored(&self, key: &TierKey) -> bool {
+        let own = |unit: UnitId| self.keys[unit.0 as usize].guard == key.guard;
+        !self.contains(key) && self.owner(key.hash).is_some_and(own)
     }
 
     /// Plans to store blocks, in the order of their prefix. Those that are here or on their way are left out, and

@@ -279,7 +279,7 @@ impl OuterTier for Tier {
     fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize {
         self.enter();
         let keys: Vec<TierKey> = keys.map(|key| tier_key(&key)).collect();
-        let found = self.index.leading(keys.iter().copied());
+        let found = self.index.leading(&mut keys.iter().copied()).0;
         let held = keys.iter().take_while(|key| self.held.values().any(|held| held == *key)).count();
         if found != held {
             self.note(format!("{found} leading blocks are found, {held} are here"));

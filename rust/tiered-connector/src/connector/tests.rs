@@ -84,6 +84,22 @@ fn blocks_come_back_byte_for_byte() {
 }
 
 #[test]
+fn a_look_up_counts_what_has_landed_and_stops_at_what_has_not() {
+    let scene = Scene::new(4, 8);
+    let Offered::Storing(stored) = scene.offload(&[(key(1), PageId(1)), (key(2), PageId(2))]) else {
+        panic!("there are units")
+    };
+    stored.wait(WAIT);
+    // No other call came in between that could have told the index.
+    assert_eq!(scene.connector.leading([key(1), key(2), key(3)]), Ok(2));
+    assert_eq!(scene.connector.leading([key(3), key(1)]), Ok(0));
+    let Offered::Storing(stored) = scene.offload(&[(key(4), PageId(3))]) else { panic!("there are units") };
+    stored.wait(WAIT);
+    assert_eq!(scene.connector.leading([key(2), key(4), key(1), key(3)]), Ok(3));
+    scene.connector.verify().unwrap();
+}
+
+#[test]
 fn a_load_of_what_is_not_here_moves_nothing() {
     let scene = Scene::new(3, 2);
     let refused = scene.connector.load(&[(key(1), PageId(1))], Step(0), None).unwrap_err();

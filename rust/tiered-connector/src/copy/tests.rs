@@ -132,3 +132,33 @@ fn an_engine_copies_between_the_regions_that_it_was_given_last() {
     assert_eq!(second.iter().map(|&byte| usize::from(byte)).sum::<usize>(), 8 * 7);
     assert_eq!(second[8..16], [7; 8]);
 }
+
+#[test]
+fn bytes_are_copied_between_addresses_of_any_kind_and_no_others_are() {
+    let random = |i: usize| (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[7];
+    let source: Vec<u8> = (0..4 * 4096).map(random).collect();
+    let place = |memory: *mut u8, offset: usize| {
+        let start = memory.align_offset(4096) + offset;
+        // SAFETY: inside the memory, which is longer by a page than what is used of it.
+        NonNull::new(unsafe { memory.add(start) }).unwrap()
+    };
+    for len in [0, 1, 63, 64, 4095, 4096, 4097, 4096 + 64, 8191] {
+        for (from, to) in
+            (0..130).map(|to| (0, to)).chain([(1, 0), (8, 7), (8, 24), (4090, 4096 + 8), (17, 17)])
+        {
+            let mut read = vec![0; source.len()];
+            let from = place(read.as_mut_ptr(), from);
+            let mut memory = vec![0xEE; 5 * 4096];
+            let at = place(memory.as_mut_ptr(), to);
+            // SAFETY: both have so many bytes from there on.
+            unsafe {
+                NonNull::new(source.as_ptr().cast_mut()).unwrap().copy_to_nonoverlapping(from, len);
+                copy_bytes(from, at, len);
+            }
+            let start = at.as_ptr() as usize - memory.as_ptr() as usize;
+            assert!(memory[start..start + len] == source[..len], "{len} bytes, {to} behind");
+            let others = memory[..start].iter().chain(&memory[start + len..]);
+            assert!(others.copied().all(|byte| byte == 0xEE), "{len} bytes, {to} behind");
+        }
+    }
+}

@@ -43,8 +43,8 @@ fn a_block_is_found_once_its_store_is_done() {
 
     assert!(index.apply(job.id, &Outcome::Done));
     assert_eq!((here(&index, 0..5), index.blocks()), (vec![1, 2], 2));
-    assert_eq!(index.leading([key(1), key(2), key(3)]), 2);
-    assert_eq!(index.leading([key(3), key(1)]), 0);
+    assert_eq!(index.leading(&mut [key(1), key(2), key(3)].into_iter()), (2, Some(key(3))));
+    assert_eq!(index.leading(&mut [key(3), key(1)].into_iter()), (0, Some(key(3))));
     assert!(!index.apply(job.id, &Outcome::Done), "it has ended already");
 }
 
@@ -83,7 +83,11 @@ fn another_guard_under_the_same_hash_is_another_block() {
     assert!(index.load(&[(other, PageId(5))], Step(0)).is_none());
     assert!(index.store(&[(other, PageId(5)).into()], Step(0)).is_none());
     assert_eq!(index.counters().collisions, 1);
-    assert_eq!((index.leading([other]), index.counters().collisions), (0, 2), "a counted miss");
+    assert_eq!(
+        (index.leading(&mut [other].into_iter()).0, index.counters().collisions),
+        (0, 2),
+        "a counted miss"
+    );
     assert!(index.contains(&key(1)));
 }
 
