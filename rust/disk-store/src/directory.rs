@@ -1,0 +1,290 @@
+//! Where a store lies: a directory that somebody named and that is locked while it is open, or files without a name.
+
+use crate::file::{SystemFile, free_bytes, taken_bytes};
+use crate::manifest::{Fingerprint, Manifest, Mismatch};
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+#[cfg(test)]
+mod tests;
+
+const LOCK: &str = "lock";
+const MANIFEST: &str = "manifest.json";
+const NEW_MANIFEST: &str = "manifest.json.new";
+/// The file of entries.
+pub const ENTRIES: &str = "entries";
+/// The file of blocks.
+pub const DATA: &str = "data";
+/// All files that a store has in its directory.
+pub const OURS: [&str; 5] = [DATA, ENTRIES, MANIFEST, NEW_MANIFEST, LOCK];
+
+/// Why there is no store in a directory.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Another process, or another store of this one, has it open.
+    #[error("{}: is in use{}; one store at a time", path.display(), by(*process))]
+    InUse {
+        /// Where.
+        path: PathBuf,
+        /// Who.
+        process: Option<u32>,
+    },
+    /// It is another store.
+    #[error("{}: {why}; name another directory, or wipe it (pagekeeper doctor --wipe)", path.display())]
+    Mismatch {
+        /// Where.
+        path: PathBuf,
+        /// What does not agree.
+        why: Mismatch,
+    },
+    /// There is not enough room.
+    #[error("{}: the store takes {wanted} more bytes, and {free} are free", path.display())]
+    NoSpace {
+        /// Where.
+        path: PathBuf,
+        /// Bytes that it does not take yet.
+        wanted: u64,
+        /// Bytes left.
+        free: u64,
+    },
+    /// The system refuses.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What it says.
+        error: io::Error,
+    },
+}
+
+fn by(process: Option<u32>) -> String {
+    process.map_or(String::new(), |process| format!(" by process {process}"))
+}
+
+/// A directory for one store.
+pub struct Directory {
+    path: PathBuf,
+    /// The directory itself; `None` where files have no names.
+    named: Option<Named>,
+}
+
+struct Named {
+    directory: OwnedFd,
+    lock: File,
+    /// Device and inode of the lock.
+    place: (u64, u64),
+}
+
+/// Locks that this process holds. The system's are one for all of a process.
+static HELD: Mutex<Option<HashSet<(u64, u64)>>> = Mutex::new(None);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Some(held) = &mut *HELD.lock() {
+            held.remove(&self.place);
+        }
+    }
+}
+
+impl Directory {
+    /// Opens the directory, and makes it (and what it lies in) if it is not there. Locks it.
+    ///
+    /// # Errors
+    /// It is in use; the system refuses.
+    pub fn open(path: &Path) -> Result<Directory, OpenError> {
+        let failed = |error: io::Error| OpenError::Io { path: path.into(), error };
+        make(path).map_err(failed)?;
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
+        let mut lock: File = create(&directory, LOCK).map_err(failed)?.into();
+        let stat = rustix::fs::fstat(&lock).map_err(|error| failed(error.into()))?;
+        let place = (stat.st_dev, stat.st_ino);
+        // Held by process, and not inherited: a child that lives on does not keep the directory locked.
+        let mut held = HELD.lock();
+        let here = held.get_or_insert_default();
+        let locked = !here.contains(&place)
+            && rustix::fs::fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if !locked {
+            let mut text = String::new();
+            _ = lock.read_to_string(&mut text);
+            // Closing it would give up the lock that another store of this process holds.
+            if here.contains(&place) {
+                std::mem::forget(lock);
+            }
+            return Err(OpenError::InUse { path: path.into(), process: text.trim().parse().ok() });
+        }
+        here.insert(place);
+        drop(held);
+        let named = Named { directory, lock, place };
+        named.sign().map_err(failed)?;
+        Ok(Directory { path: path.into(), named: Some(named) })
+    }
+
+    /// A place for a store that ends with its process: files in `parent` that have no name.
+    pub fn private(parent: &Path) -> Directory {
+        Directory { path: parent.into(), named: None }
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether what is stored here survives.
+    pub fn is_named(&self) -> bool {
+        self.named.is_some()
+    }
+
+    /// The manifest of the store that is here, if one is.
+    ///
+    /// # Errors
+    /// It cannot be read, or has another format.
+    pub fn manifest(&self) -> Result<Option<Manifest>, OpenError> {
+        let Some(named) = &self.named else { return Ok(None) };
+        let mut text = String::new();
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(&named.directory, MANIFEST, flags, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(self.failed(error.into())),
+            Ok(file) => File::from(file).read_to_string(&mut text).map_err(|error| self.failed(error))?,
+        };
+        let manifest = Manifest::from_text(&text);
+        Ok(Some(manifest.map_err(|why| OpenError::Mismatch { path: self.path.clone(), why })?))
+    }
+
+    /// The manifest of the store that is here, which has to be one of what `fingerprint` says, hashed with `seed` if
+    /// one is given; or `fresh`, written for good, where there is no store.
+    ///
+    /// # Errors
+    /// Another store is here; the system refuses.
+    pub fn found(
+        &self,
+        fingerprint: &Fingerprint,
+        seed: Option<&str>,
+        fresh: impl FnOnce() -> Manifest,
+    ) -> Result<Manifest, OpenError> {
+        if let Some(manifest) = self.manifest()? {
+            let checked = manifest.check(fingerprint, seed);
+            checked.map_err(|why| OpenError::Mismatch { path: self.path.clone(), why })?;
+            return Ok(manifest);
+        }
+        let manifest = fresh();
+        if let Some(named) = &self.named {
+            named.found(&manifest).map_err(|error| self.failed(error))?;
+        }
+        Ok(manifest)
+    }
+
+    /// Opens one of the store's files, and makes it if it is not there.
+    ///
+    /// # Errors
+    /// The system refuses; the name is a link or no file.
+    pub fn file(&self, name: &str, direct: bool) -> Result<SystemFile, OpenError> {
+        let file = match &self.named {
+            Some(named) => create(&named.directory, name),
+            None => unnamed(&self.path),
+        };
+        Ok(SystemFile::new(file.map_err(|error| self.failed(error))?, direct))
+    }
+
+    /// Refuses if `bytes` bytes in these files do not fit.
+    ///
+    /// # Errors
+    /// They do not; the system refuses to say.
+    pub fn check_space(&self, bytes: u64) -> Result<(), OpenError> {
+        let failed = |error| self.failed(error);
+        let (free, taken) = match &self.named {
+            Some(Named { directory, .. }) => {
+                let taken =
+                    [DATA, ENTRIES].iter().map(|name| taken_bytes(directory, name)).sum::<io::Result<u64>>();
+                (free_bytes(directory), taken.map_err(failed)?)
+            }
+            None => (File::open(&self.path).and_then(free_bytes), 0),
+        };
+        let (free, wanted) = (free.map_err(failed)?, bytes.saturating_sub(taken));
+        if wanted > free {
+            return Err(OpenError::NoSpace { path: self.path.clone(), wanted, free });
+        }
+        Ok(())
+    }
+
+    /// Removes the files of a store, and the directory if nothing else is in it.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn wipe(self) -> Result<(), OpenError> {
+        let Some(named) = &self.named else { return Ok(()) };
+        for name in OURS {
+            match rustix::fs::unlinkat(&named.directory, name, AtFlags::empty()) {
+                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Err(error) => return Err(self.failed(error.into())),
+            }
+        }
+        match std::fs::remove_dir(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => Err(self.failed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn failed(&self, error: io::Error) -> OpenError {
+        OpenError::Io { path: self.path.clone(), error }
+    }
+}
+
+impl Named {
+    /// Says in the lock who holds it.
+    fn sign(&self) -> io::Result<()> {
+        let mut lock = &self.lock;
+        lock.set_len(0)?;
+        lock.rewind()?;
+        lock.write_all(format!("{}\n", std::process::id()).as_bytes())
+    }
+
+    /// Writes a manifest, whole or not at all.
+    fn found(&self, manifest: &Manifest) -> io::Result<()> {
+        let mut file: File = create(&self.directory, NEW_MANIFEST)?.into();
+        file.set_len(0)?;
+        file.write_all(manifest.to_text().as_bytes())?;
+        file.sync_all()?;
+        rustix::fs::renameat(&self.directory, NEW_MANIFEST, &self.directory, MANIFEST)?;
+        Ok(rustix::fs::fsync(&self.directory)?)
+    }
+}
+
+/// Makes a directory for nobody but its owner, and what it lies in.
+fn make(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+fn create(directory: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+    if kind != rustix::fs::FileType::RegularFile {
+        return Err(io::Error::other(format!("{name} is no file")));
+    }
+    Ok(file)
+}
+
+/// A file that has no name, or loses it at once.
+fn unnamed(parent: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    match rustix::fs::open(parent, flags, Mode::RUSR | Mode::WUSR) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {}
+        file => return Ok(file?),
+    }
+    let mut number = [0; 8];
+    rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
+    let path = parent.join(format!(".pagekeeper-{:016x}", u64::from_ne_bytes(number)));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}

@@ -1,0 +1,215 @@
+//! The kernel's ring: one thread keeps many reads and writes on their way.
+
+use super::{Engine, Io, Operation, Queue};
+use crate::file::{BlockFile, is_refusal};
+use io_uring::{IoUring, opcode, types};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// What names the read of the bell among the operations.
+const BELL: u64 = u64::MAX;
+/// Operations begin at once when so many bytes of them are ready; begun together they cost less.
+const TOGETHER: usize = 128 << 10;
+
+/// A ring, and its thread.
+pub struct Ring {
+    queue: Arc<Queue>,
+    /// Rung when there is something in the queue, for a thread that waits for the kernel.
+    bell: Arc<OwnedFd>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Ring {
+    /// Starts a ring of up to `depth` operations.
+    ///
+    /// # Errors
+    /// The kernel has no rings, or they may not be used here; the file is none of the system's.
+    pub fn start(file: Arc<dyn BlockFile>, depth: usize) -> io::Result<Ring> {
+        if file.descriptor(0, 0).is_none() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let ring = IoUring::new((depth + 1).next_power_of_two().max(2) as u32)?;
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let queue: Arc<Queue> = Arc::default();
+        let on_its_way = (0..depth).map(|_| None).collect();
+        let mut lane = Lane {
+            ring,
+            file,
+            bell: Arc::clone(&bell),
+            rung: Box::new(0),
+            free: (0..depth).collect(),
+            on_its_way,
+            queue: Arc::clone(&queue),
+        };
+        let thread = std::thread::Builder::new().name("pk-disk-0".into()).spawn(move || lane.work())?;
+        Ok(Ring { queue, bell, thread: Mutex::new(Some(thread)) })
+    }
+}
+
+impl Engine for Ring {
+    fn submit(&self, operation: Operation) {
+        self.queue.push(operation);
+        _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn writes(&self) -> usize {
+        self.queue.writes()
+    }
+
+    fn wait(&self, deadline: Option<Instant>) -> bool {
+        self.queue.wait(deadline)
+    }
+
+    fn stop(&self, deadline: Option<Instant>) {
+        let idle = self.queue.close(deadline);
+        if let Some(thread) = self.thread.lock().take()
+            && idle
+        {
+            _ = thread.join(); // it catches its panics
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.stop(Some(Instant::now()));
+    }
+}
+
+/// What the thread has.
+struct Lane {
+    ring: IoUring,
+    file: Arc<dyn BlockFile>,
+    bell: Arc<OwnedFd>,
+    /// Where the kernel writes how often the bell was rung.
+    rung: Box<u64>,
+    /// Places in `on_its_way` that are free.
+    free: Vec<usize>,
+    on_its_way: Vec<Option<(Operation, Io)>>,
+    queue: Arc<Queue>,
+}
+
+impl Lane {
+    fn work(&mut self) {
+        self.listen();
+        loop {
+            let mut ready = 0;
+            while !self.free.is_empty() {
+                let idle = self.free.len() == self.on_its_way.len();
+                let next = if idle { self.queue.next() } else { self.queue.try_next() };
+                let Some(operation) = next else {
+                    if idle {
+                        return; // there will be none
+                    }
+                    break;
+                };
+                ready += self.begin(operation);
+                if ready >= TOGETHER {
+                    _ = self.ring.submit();
+                    ready = 0;
+                }
+            }
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => std::thread::yield_now(),
+                _ => self.take_ends(),
+            }
+        }
+    }
+
+    /// Asks the kernel to end its wait when the bell is rung.
+    fn listen(&mut self) {
+        let bell = types::Fd(self.bell.as_raw_fd());
+        let read =
+            opcode::Read::new(bell, std::ptr::from_mut(&mut *self.rung).cast(), size_of::<u64>() as u32);
+        // SAFETY: the number and the bell live as long as the ring, and nobody else uses the number.
+        _ = unsafe { self.ring.submission().push(&read.build().user_data(BELL)) };
+    }
+
+    /// Begins an operation. Gives its bytes.
+    fn begin(&mut self, mut operation: Operation) -> usize {
+        let begun = catch_unwind(AssertUnwindSafe(|| operation.begin()));
+        match begun.unwrap_or_else(|_| Err(io::Error::other("the copy panicked"))) {
+            Err(error) => {
+                self.end(operation, Err(error));
+                0
+            }
+            Ok(io) => {
+                let len = io.len;
+                let Some(place) = self.free.pop() else { return 0 };
+                self.ask(place, &io);
+                self.on_its_way[place] = Some((operation, io));
+                len
+            }
+        }
+    }
+
+    /// Asks the kernel to read or write.
+    fn ask(&mut self, place: usize, io: &Io) {
+        let Some(descriptor) = self.file.descriptor(io.start.as_ptr().addr(), io.len) else { return };
+        let (file, len) = (types::Fd(descriptor), io.len as u32);
+        let entry = if io.write {
+            opcode::Write::new(file, io.start.as_ptr(), len).offset(io.offset).build()
+        } else {
+            opcode::Read::new(file, io.start.as_ptr(), len).offset(io.offset).build()
+        };
+        // SAFETY: the operation's memory, which is its own until it has ended, and it stands in `on_its_way` until the
+        // kernel is done with it. There is room: an entry for each place, and one for the bell.
+        _ = unsafe { self.ring.submission().push(&entry.user_data(place as u64)) };
+    }
+
+    fn take_ends(&mut self) {
+        let ends: Vec<(u64, i32)> =
+            self.ring.completion().map(|end| (end.user_data(), end.result())).collect();
+        for (name, result) in ends {
+            if name == BELL {
+                self.listen();
+                continue;
+            }
+            let place = name as usize;
+            let Some((operation, io)) = self.on_its_way[place].take() else { continue };
+            let moved = match usize::try_from(result) {
+                Ok(moved) if moved == io.len => Ok(()),
+                Ok(moved) => self.the_rest(&io, moved),
+                Err(_) => {
+                    let error = io::Error::from_raw_os_error(-result);
+                    if is_refusal(&error) && self.file.is_direct() {
+                        self.file.give_up_direct();
+                    }
+                    let transient =
+                        matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+                    if transient || is_refusal(&error) { self.the_rest(&io, 0) } else { Err(error) }
+                }
+            };
+            self.free.push(place);
+            self.end(operation, moved);
+        }
+    }
+
+    /// Reads or writes here what the kernel left.
+    fn the_rest(&self, io: &Io, moved: usize) -> io::Result<()> {
+        // SAFETY: the operation's memory, as before.
+        unsafe {
+            let (start, len) = (io.start.as_ptr().add(moved), io.len - moved);
+            if io.write {
+                self.file.write(std::slice::from_raw_parts(start, len), io.offset + moved as u64)
+            } else {
+                self.file.read(std::slice::from_raw_parts_mut(start, len), io.offset + moved as u64)
+            }
+        }
+    }
+
+    fn end(&self, operation: Operation, moved: io::Result<()>) {
+        let write = operation.write;
+        _ = catch_unwind(AssertUnwindSafe(|| operation.end(moved)));
+        self.queue.ended(write);
+    }
+}
+
+// SAFETY: addresses of operations, which may be carried out by any thread.
+unsafe impl Send for Lane {}
