@@ -308,7 +308,9 @@ served.serve(prompt_of(1, 150))
     ("given", "message"),
     [
         ({"type": "dkv", "block_store_endpoint": "tcp://127.0.0.1:1"}, "not there yet"),
-        ({"type": "rust_tiered", "disk_offload_max_gb": 1}, "no disk tier yet"),
+        ({"type": "rust_tiered", "disk_offload_dir": "store"}, "needs model_name"),
+        ({"type": "rust_tiered", "disk_offload_max_gb": 1e-6}, "one block takes"),
+        ({"type": "rust_tiered", "disk_offload_max_gb": 1e6}, "are free"),
         ({"type": "rust_tiered", "host_offload_max_gb": 1e9}, "may still be used"),
         ({"type": "rust_tiered", "host_offload_max_gb": 1e-8}, "one unit takes 128"),
     ],

@@ -3,6 +3,7 @@
 What the names do is said in the Rust sources, whose comments are the docstrings.
 """
 
+import os
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, final
 
@@ -19,6 +20,7 @@ from pagekeeper.retention import RetentionConfig
 __all__ = [
     "BatchShape",
     "Completer",
+    "DiskDirectory",
     "Ledger",
     "RowMemory",
     "TextContext",
@@ -285,11 +287,41 @@ class Transfer:
     def __await__(self) -> Generator[object]: ...
 
 @final
+class DiskDirectory:
+    """A directory for the blocks of one cache, locked while it is used."""
+
+    def __new__(
+        cls,
+        path: str | os.PathLike[str] | None,
+        *,
+        parent: str | os.PathLike[str],
+        fingerprint: dict[str, str],
+        block_bytes: int,
+        seed: str | None,
+    ) -> DiskDirectory: ...
+    @property
+    def seed(self) -> str | None:
+        """The seed of the block hashes; None where nothing survives."""
+    @property
+    def secret(self) -> str:
+        """The secret of the blocks' second identities."""
+    def close(self) -> None: ...
+
+@final
 class TieredConnector:
     """Blocks in host memory, copied by Rust threads: a `KVConnector`."""
 
     def __new__(
-        cls, *, pages: Sequence[NDArray[np.uint8]], host_bytes: int | None, policy: str, lanes: int
+        cls,
+        *,
+        pages: Sequence[NDArray[np.uint8]],
+        host_bytes: int | None,
+        policy: str,
+        lanes: int,
+        disk: DiskDirectory | None = None,
+        disk_bytes: int | None = None,
+        disk_workers: int = 32,
+        fsync: str = "batch",
     ) -> TieredConnector: ...
     def release_pages(self) -> None: ...
     def adopt_pages(self, pages: Sequence[NDArray[np.uint8]]) -> None: ...
@@ -316,6 +348,7 @@ class TieredConnector:
     def disk_byte_count(self, replica_idx: int = 0) -> ByteCount: ...
     def metrics(self) -> dict[str, int]: ...
     def reset_prefix_cache(self) -> None: ...
+    def flush(self, timeout: float) -> bool: ...
     def drain(self, timeout: float) -> bool: ...
     def shutdown(self, timeout: float = 5.0) -> None: ...
     def verify(self) -> None: ...

@@ -14,6 +14,7 @@ from pagekeeper.calls import Batch, Request, Requests, check_group, check_replic
 from pagekeeper.connectors import KVConnector, NullConnector
 from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.counts import BlockCount, ByteCount
+from pagekeeper.disk_tier import disk_directory
 from pagekeeper.errors import shown
 from pagekeeper.hashing import resolve_seed
 from pagekeeper.native_tiers import NativeTiers, tiered_connector
@@ -124,11 +125,12 @@ class PagedKVCacheManager(PrefixCalls, PageCalls, PauseCalls):
         if allocate_pools or buffers is not None:
             self._pool = pool_for(params, pages, buffers)
         self._has_pool, self._pool_is_adopted = self._pool is not None, buffers is not None
-        own_tier = tiered_connector(params.kv_connector_config, self._pool, params.eviction_policy)
+        disk = disk_directory(params, self.model_name, self.weights_revision)
+        own_tier = tiered_connector(params.kv_connector_config, self._pool, params.eviction_policy, disk)
         if own_tier is not None and connector is not None:
             raise ValueError("connector, params.kv_connector_config: both are given, must be one")
         self._connector: KVConnector | None = connector or own_tier
-        self._hash_seed = resolve_seed(params)
+        self._hash_seed = (disk and disk.seed) or resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
             pages=pages,
@@ -142,7 +144,13 @@ class PagedKVCacheManager(PrefixCalls, PageCalls, PauseCalls):
             priority=params.default_retention_priority,
             max_seq_len=self.max_seq_len,
             max_num_input_tokens=self.max_num_input_tokens,
-            guard_secret=None if self._connector is None else secrets.token_bytes(32),
+            guard_secret=(
+                None
+                if self._connector is None
+                else secrets.token_bytes(32)
+                if disk is None
+                else bytes.fromhex(disk.secret)
+            ),
             tier=own_tier,
             write_policy=params.write_policy,
             min_hits=params.selective_min_hits,

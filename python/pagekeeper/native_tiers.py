@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pagekeeper._native import TieredConnector
+from pagekeeper._native import DiskDirectory, TieredConnector
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.transfers import COMPLETED, KVConnectorTransfer, LoadTransfer
 
@@ -26,7 +26,10 @@ __all__ = ["NativeTiers", "tiered_connector"]
 
 
 def tiered_connector(
-    config: KVConnectorConfig | None, pool: Pool | None, policy: EvictionPolicy
+    config: KVConnectorConfig | None,
+    pool: Pool | None,
+    policy: EvictionPolicy,
+    disk: DiskDirectory | None = None,
 ) -> TieredConnector | None:
     """The connector of a configuration; None for `null`.
 
@@ -34,6 +37,7 @@ def tiered_connector(
         config: a configuration.
         pool: the device pool.
         policy: which block of a tier goes next.
+        disk: where the disk tier is, if there is one.
 
     Raises:
         ValueError: what is not there yet, a size that does not fit, or no pool.
@@ -45,20 +49,25 @@ def tiered_connector(
         raise ValueError(
             f"{where}.type={config.type.value!r}: is not there yet; must be 'null' or 'rust_tiered'"
         )
-    if config.disk_offload_dir is not None or config.disk_offload_max_gb:
-        raise ValueError(f"{where}.disk_offload_dir, disk_offload_max_gb: there is no disk tier yet")
     if pool is None:
         raise ValueError(
             f"{where}.type='rust_tiered': needs the pool that it copies from; "
             "leave out allocate_pools=False, or give buffers"
         )
-    gb = config.host_offload_max_gb
     return TieredConnector(
         pages=pool.byte_arrays(),
-        host_bytes=None if gb is None else int(min(gb * 2**30, 2**62)),
+        host_bytes=_bytes(config.host_offload_max_gb),
         policy=policy.value,
         lanes=config.num_copy_lanes,
+        disk=disk,
+        disk_bytes=_bytes(config.disk_offload_max_gb),
+        disk_workers=config.num_disk_workers,
+        fsync=config.fsync,
     )
+
+
+def _bytes(gb: float | None) -> int | None:
+    return None if gb is None else int(min(gb * 2**30, 2**62))
 
 
 class NativeTiers(OuterTiers):
@@ -73,6 +82,7 @@ class NativeTiers(OuterTiers):
 
     def __init__(self, core: Ledger, connector: TieredConnector, page_size: int, most_tokens: int) -> None:
         super().__init__(core, connector, page_size, most_tokens)
+        self._native = connector
         self._ended: dict[int, str] = {}
         """How copies ended that the ledger has not been told of."""
 
@@ -107,6 +117,10 @@ class NativeTiers(OuterTiers):
                 self._wait_for(copy, slot)
                 transfers[place[slot]] = LoadTransfer(copy, transfer.block_ids, transfer)
         return transfers
+
+    def flush(self, timeout: float) -> bool:
+        """`PagedKVCacheManager.flush`."""
+        return self._native.flush(timeout)
 
     def offload(self) -> None:
         """Does nothing: the ledger has handed over what it published."""

@@ -104,6 +104,27 @@ class PauseCalls:
         transfers = self._native_tiers("resume").resume(batch)
         return transfers[0] if is_one(batch) else transfers
 
+    def flush(self, timeout: float = 60.0) -> bool:
+        """Waits until each block that was offered to the tiers would be found after a restart, or was dropped.
+
+        Args:
+            timeout: most seconds to wait.
+
+        Returns:
+            Whether that is so; False if the time was over first. True at once where nothing survives.
+
+        Raises:
+            ValueError: a timeout that is no time.
+        """
+        deadline = time.monotonic() + _seconds(timeout, "timeout")
+        while self._tiers is not None:
+            left = max(deadline - time.monotonic(), 0.0)
+            if self._tiers.flush(min(left, 0.1)):  # Ctrl-C is heard in between
+                break
+            if left == 0.0:
+                return False
+        return True
+
     def sleep(self, timeout: float = 5.0) -> None:
         """Gives up the pool's memory, and forgets what is cached in it.
 

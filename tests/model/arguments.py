@@ -155,6 +155,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "suspend": (lambda s: s.tiered.suspend, lambda s: dict(batch=[s.alone])),
     "resume": (lambda s: s.suspending.resume, lambda s: dict(batch=[s.alone])),
     "sleep": (lambda s: s.other.sleep, lambda s: dict(timeout=0.0)),
+    "flush": (lambda s: s.tiered.flush, lambda s: dict(timeout=0.0)),
     "wake": (lambda s: s.asleep.wake, lambda s: dict(buffers=[np.zeros((5, 32), np.uint8)])),
     "reset_prefix_cache": (lambda s: s.kv.reset_prefix_cache, lambda s: dict(weights_revision="a")),
     "contains": (lambda s: s.kv.contains, lambda s: dict(ctx=s.running)),

@@ -12,6 +12,7 @@ mod batch;
 mod claims;
 mod connectors;
 mod context;
+mod disk;
 mod errors;
 mod events;
 #[cfg(feature = "faults")]
@@ -32,6 +33,7 @@ mod transfer;
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<context::TextContext>()?;
+    m.add_class::<disk::DiskDirectory>()?;
     m.add_class::<ledger::Ledger>()?;
     m.add_class::<tables::BatchShape>()?;
     m.add_class::<tables::RowMemory>()?;

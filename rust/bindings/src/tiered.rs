@@ -1,21 +1,24 @@
 //! The native class `TieredConnector`: a host tier as a `KVConnector`.
 
 use crate::adopt::{Adopted, adopt};
+use crate::disk::{DiskDirectory, Taken};
 use crate::errors;
 use crate::tokens::pages_from;
 use crate::transfer::Transfer;
 use block_pool::{PageId, PolicyError, Step};
+use disk_store::store::Sync as Fsync;
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tiered_connector::connector::{Closed, Offered, Refused, TieredConnector as Core};
+use tiered_connector::connector::{Closed, NotReset, Offered, Refused, TieredConnector as Core};
 use tiered_connector::copy::{CpuEngine, Region};
 use tiered_connector::host::{Arena, limits, sizing};
 use tiered_connector::job::{Offer, TierKey};
+use tiered_connector::vault::DiskVault;
 
 /// Blocks in host memory, copied by Rust threads: a `KVConnector`.
 ///
@@ -131,13 +134,18 @@ impl TieredConnector {
 #[pymethods]
 impl TieredConnector {
     #[new]
-    #[pyo3(signature = (*, pages, host_bytes, policy, lanes))]
+    #[pyo3(signature = (*, pages, host_bytes, policy, lanes, disk = None, disk_bytes = None, disk_workers = 32, fsync = "batch"))]
+    #[expect(clippy::too_many_arguments, reason = "by name, from Python alone")]
     #[expect(clippy::needless_pass_by_value, reason = "an argument of Python's")]
     fn new(
         pages: Vec<Bound<'_, PyAny>>,
         host_bytes: Option<u64>,
         policy: &str,
         lanes: usize,
+        disk: Option<&DiskDirectory>,
+        disk_bytes: Option<u64>,
+        disk_workers: usize,
+        fsync: &str,
     ) -> PyResult<TieredConnector> {
         let policy = policy.parse().map_err(|error: PolicyError| PyValueError::new_err(error.to_string()))?;
         if lanes == 0 {
@@ -148,9 +156,28 @@ impl TieredConnector {
         let units = units(host_bytes, unit_bytes, count).map_err(PyValueError::new_err)?;
         let arena =
             Arena::new(units, unit_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let engine = Arc::new(CpuEngine::new(regions, Arc::new(arena)));
-        let core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)))
+        let arena = Arc::new(arena);
+        let engine = Arc::new(CpuEngine::new(regions, Arc::clone(&arena)));
+        let mut core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)))
             .map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
+        if let Some(disk) = disk {
+            let sync = match fsync {
+                "batch" => Fsync::Batch,
+                "none" => Fsync::None,
+                "always" => Fsync::Always,
+                _ => {
+                    return Err(PyValueError::new_err(format!(
+                        "fsync={fsync:?}: must be 'batch', 'none' or 'always'"
+                    )));
+                }
+            };
+            let depth = disk_workers.clamp(1, 1024);
+            let Taken { files, number, layout } =
+                disk.take(unit_bytes, disk_bytes, 2 * (unit_bytes * count) as u64)?;
+            let opened = DiskVault::open(files, number, layout, sync, depth, policy, arena);
+            let (index, vault) = opened.map_err(|error| PyOSError::new_err(format!("disk: {error}")))?;
+            core = core.above(index, Arc::new(vault));
+        }
         Ok(TieredConnector { core, engine, pages: count, pool: Mutex::new(pool) })
     }
 
@@ -199,7 +226,7 @@ impl TieredConnector {
         hint: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(usize, usize)> {
         _ = (replica_idx, hint);
-        Ok((self.core.leading(keys_of(block_hashes)?).map_err(closed)?, 0))
+        self.core.leading(keys_of(block_hashes)?).map_err(closed)
     }
 
     #[pyo3(signature = (block_ids, block_hashes, replica_idx = 0, hint = None))]
@@ -261,12 +288,10 @@ impl TieredConnector {
         byte_count(py, self.core.host_bytes())
     }
 
-    /// No disk.
-    #[expect(clippy::unused_self, reason = "a method of the protocol")]
     #[pyo3(signature = (replica_idx = 0))]
     fn disk_byte_count<'py>(&self, py: Python<'py>, replica_idx: usize) -> PyResult<Bound<'py, PyAny>> {
         _ = replica_idx;
-        byte_count(py, (0, 0))
+        byte_count(py, self.core.below_bytes())
     }
 
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -287,15 +312,50 @@ impl TieredConnector {
             ("host_units", metrics.units.into()),
             ("host_jobs", metrics.jobs as u64),
         ];
+        let below = metrics.below.map(|below| {
+            let (counted, vault) = (below.index, below.vault);
+            [
+                ("disk_stored_blocks", counted.stored),
+                ("disk_loaded_blocks", counted.loaded),
+                ("disk_evicted_blocks", counted.evicted),
+                ("disk_known_blocks", counted.known),
+                ("disk_dropped_no_unit", counted.no_unit),
+                ("disk_dropped_busy", below.dropped_busy),
+                ("disk_collisions", counted.collisions),
+                ("disk_unstored_blocks", counted.unstored),
+                ("disk_unloaded_blocks", counted.unloaded),
+                ("disk_lost_blocks", counted.lost),
+                ("disk_durable_blocks", vault.durable),
+                ("disk_undurable_blocks", vault.undurable),
+                ("disk_damaged_blocks", vault.damaged),
+                ("disk_read_errors", vault.read_errors),
+                ("disk_write_errors", vault.write_errors),
+                ("disk_blocks", below.blocks.into()),
+                ("disk_units", below.slots.into()),
+                ("disk_writes", below.writes as u64),
+                ("host_filled_blocks", metrics.index.filled),
+            ]
+        });
         let result = PyDict::new(py);
-        for (name, value) in named {
+        for (name, value) in named.into_iter().chain(below.into_iter().flatten()) {
             result.set_item(name, value)?;
         }
         Ok(result)
     }
 
     fn reset_prefix_cache(&self) -> PyResult<()> {
-        self.core.reset().map_err(closed)
+        match self.core.reset() {
+            Ok(()) => Ok(()),
+            Err(NotReset::Closed(error)) => Err(closed(error)),
+            Err(error @ NotReset::Below(_)) => Err(PyOSError::new_err(error.to_string())),
+        }
+    }
+
+    /// Waits until every block that was offered would be found after a restart, or was dropped; at most so many
+    /// seconds. Whether that is so.
+    fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(timeout)?;
+        Ok(py.detach(|| self.core.flush(timeout)))
     }
 
     /// Waits until no copy is in flight, at most so many seconds; whether none is.

@@ -167,14 +167,14 @@ impl Directory {
         &self,
         fingerprint: &Fingerprint,
         seed: Option<&str>,
-        fresh: impl FnOnce() -> Manifest,
+        fresh: impl FnOnce() -> io::Result<Manifest>,
     ) -> Result<Manifest, OpenError> {
         if let Some(manifest) = self.manifest()? {
             let checked = manifest.check(fingerprint, seed);
             checked.map_err(|why| OpenError::Mismatch { path: self.path.clone(), why })?;
             return Ok(manifest);
         }
-        let manifest = fresh();
+        let manifest = fresh().map_err(|error| self.failed(error))?;
         if let Some(named) = &self.named {
             named.found(&manifest).map_err(|error| self.failed(error))?;
         }
@@ -193,11 +193,30 @@ impl Directory {
         Ok(SystemFile::new(file.map_err(|error| self.failed(error))?, direct))
     }
 
+    /// Bytes that a store may have here: those it takes, and those that are free.
+    ///
+    /// # Errors
+    /// The system refuses to say.
+    pub fn room(&self) -> Result<u64, OpenError> {
+        let (free, taken) = self.space()?;
+        Ok(free.saturating_add(taken))
+    }
+
     /// Refuses if `bytes` bytes in these files do not fit.
     ///
     /// # Errors
     /// They do not; the system refuses to say.
     pub fn check_space(&self, bytes: u64) -> Result<(), OpenError> {
+        let (free, taken) = self.space()?;
+        let wanted = bytes.saturating_sub(taken);
+        if wanted > free {
+            return Err(OpenError::NoSpace { path: self.path.clone(), wanted, free });
+        }
+        Ok(())
+    }
+
+    /// Bytes that are free, and those that the store takes.
+    fn space(&self) -> Result<(u64, u64), OpenError> {
         let failed = |error| self.failed(error);
         let (free, taken) = match &self.named {
             Some(Named { directory, .. }) => {
@@ -207,11 +226,7 @@ impl Directory {
             }
             None => (File::open(&self.path).and_then(free_bytes), 0),
         };
-        let (free, wanted) = (free.map_err(failed)?, bytes.saturating_sub(taken));
-        if wanted > free {
-            return Err(OpenError::NoSpace { path: self.path.clone(), wanted, free });
-        }
-        Ok(())
+        Ok((free.map_err(failed)?, taken))
     }
 
     /// Removes the files of a store, and the directory if nothing else is in it.

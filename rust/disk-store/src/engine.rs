@@ -71,10 +71,17 @@ pub fn best(file: &Arc<dyn BlockFile>, depth: usize) -> io::Result<Box<dyn Engin
 }
 
 /// Operations that wait for a thread, and how many are on their way.
-#[derive(Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
+    /// Where its threads are. In a forked process the lock may be held by one that is not there.
+    process: u32,
+}
+
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue { state: Mutex::default(), changed: Condvar::default(), process: std::process::id() }
+    }
 }
 
 #[derive(Default)]
@@ -160,6 +167,9 @@ impl Queue {
 
     /// Takes no more, waits, and gives up what was not begun. Gives whether nothing is on its way any more.
     pub(crate) fn close(&self, deadline: Option<Instant>) -> bool {
+        if self.process != std::process::id() {
+            return false;
+        }
         self.state.lock().closed = true;
         self.changed.notify_all();
         self.wait(deadline);

@@ -69,6 +69,35 @@ fn shown(differences: &[Difference]) -> String {
 }
 
 impl Manifest {
+    /// The manifest of a new store, with secrets of its own; the seed too, if none is given.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn fresh(
+        fingerprint: Fingerprint,
+        seed: Option<String>,
+        block_bytes: u64,
+        entry_bytes: u64,
+    ) -> std::io::Result<Manifest> {
+        let mut random = [0; 72];
+        let drawn = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        if drawn < random.len() {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+        let mut store = [0; 8];
+        store.copy_from_slice(&random[64..]);
+        Ok(Manifest {
+            format: FORMAT,
+            store: u64::from_le_bytes(store),
+            fingerprint,
+            seed: seed.unwrap_or_else(|| hex(&random[..32])),
+            secret: hex(&random[32..64]),
+            block_bytes,
+            entry_bytes,
+        })
+    }
+
     /// The text of the file.
     pub fn to_text(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();

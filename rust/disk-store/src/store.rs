@@ -183,6 +183,7 @@ pub struct Store {
     core: Arc<Core>,
     engine: Box<dyn Engine>,
     committer: Mutex<Option<JoinHandle<()>>>,
+    process: u32,
 }
 
 impl Store {
@@ -223,7 +224,8 @@ impl Store {
         let of_thread = Arc::clone(&core);
         let committer = std::thread::Builder::new().name("pk-disk-sync".into());
         let committer = committer.spawn(move || of_thread.commits.run(&of_thread))?;
-        Ok((Store { core, engine, committer: Mutex::new(Some(committer)) }, blocks))
+        let committer = Mutex::new(Some(committer));
+        Ok((Store { core, engine, committer, process: std::process::id() }, blocks))
     }
 
     /// Its sizes.
@@ -292,6 +294,11 @@ impl Store {
         self.engine.writes()
     }
 
+    /// Waits until nothing is being read or written; false when `timeout` passes first.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        self.engine.wait(Instant::now().checked_add(timeout))
+    }
+
     /// Waits until every block that was given is durable, or was refused; false when `timeout` passes first.
     pub fn flush(&self, timeout: Duration) -> bool {
         let deadline = Instant::now().checked_add(timeout);
@@ -301,6 +308,9 @@ impl Store {
     /// Takes no more, gives what is on its way `timeout` to end, gives up the rest, and ends the threads but for those
     /// that the system does not answer. Calling it again does nothing.
     pub fn stop(&self, timeout: Duration) {
+        if self.process != std::process::id() {
+            return; // its threads are in another process, and with them perhaps its locks
+        }
         let deadline = Instant::now().checked_add(timeout);
         self.engine.stop(deadline);
         let committed = self.core.commits.wait(deadline);

@@ -8,7 +8,9 @@ use crate::index::{IndexCounters, IndexFault, TierIndex};
 use crate::job::{Job, Offer, Outcome, TierKey};
 use crate::lanes::Lanes;
 use crate::mover::{Memory, Mover};
+use crate::shards::time_left;
 use crate::transfer::{Ended, Handoff};
+use crate::vault::{Vault, VaultCounters};
 use block_pool::{EvictionPolicy, PageId, Step};
 use completion::Completion;
 use parking_lot::{Mutex, MutexGuard};
@@ -17,9 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
+mod below;
 mod private;
 #[cfg(test)]
 mod tests;
+use below::Below;
 pub use private::NoUnits;
 
 /// Bytes of one job: a long copy is many jobs, so that lanes share it and blocks are found as they land.
@@ -43,7 +47,7 @@ pub enum Closed {
 /// Why a load was declined before anything moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Refused {
-    /// A block is not here any more.
+    /// A block is not here any more, or there is no unit to bring it up by.
     #[error("a block is not in host memory any more")]
     NotHere,
     /// The connector takes no copies.
@@ -58,6 +62,34 @@ pub enum Offered {
     Storing(Completion),
     /// The lanes have fallen behind, or the memory is out of reach: the blocks were dropped.
     Dropped,
+}
+
+/// Why a reset is not certain.
+#[derive(Debug, Error)]
+pub enum NotReset {
+    /// The connector takes no copies.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The tier below failed: what it held may come back when it is opened again. Until then it does not.
+    #[error("the disk tier failed, and what it held may be found again after a restart: {0}")]
+    Below(std::io::Error),
+}
+
+/// Counters and gauges of the tier below the host.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct BelowMetrics {
+    /// What its index counted.
+    pub index: IndexCounters,
+    /// What moves its blocks.
+    pub vault: VaultCounters,
+    /// Blocks that were not written because too many waited.
+    pub dropped_busy: u64,
+    /// Blocks that can be found.
+    pub blocks: u32,
+    /// Slots in all.
+    pub slots: u32,
+    /// Blocks that are being written or wait for it.
+    pub writes: usize,
 }
 
 /// Counters and gauges.
@@ -79,12 +111,14 @@ pub struct TierMetrics {
     pub units: u32,
     /// Jobs in flight.
     pub jobs: usize,
+    /// Those of the tier below, if there is one.
+    pub below: Option<BelowMetrics>,
 }
 
 /// A host tier and its mover.
 pub struct TieredConnector {
     inner: Mutex<Inner>,
-    mover: Box<dyn Mover>,
+    mover: Arc<dyn Mover>,
     handoff: Arc<Handoff>,
     unit_bytes: usize,
     blocks_a_job: usize,
@@ -93,6 +127,7 @@ pub struct TieredConnector {
 
 struct Inner {
     index: TierIndex,
+    below: Option<Below>,
     /// Transfers that have ended and were asked for by nobody yet.
     transfers: Vec<(u64, Outcome)>,
     /// Tags of copies that were begun and not asked for.
@@ -107,7 +142,11 @@ struct Inner {
 
 impl Inner {
     fn finds(&self, key: &TierKey) -> bool {
-        !self.lost && self.index.contains(key)
+        !self.lost && (self.index.contains(key) || self.comes_from_below(key))
+    }
+
+    fn comes_from_below(&self, key: &TierKey) -> bool {
+        self.below.as_ref().is_some_and(|below| below.finds(&self.index, key))
     }
 }
 
@@ -127,6 +166,16 @@ impl TieredConnector {
         Ok(Self::with_mover(units, unit_bytes, policy, Box::new(Lanes::start(lanes, engine)?)))
     }
 
+    /// The same with a tier below: blocks go to `vault` too, and come back from there when the host has lost them.
+    /// `index` knows what the vault holds.
+    #[must_use]
+    pub fn above(self, index: TierIndex, vault: Arc<dyn Vault>) -> TieredConnector {
+        let mut inner = self.inner.lock();
+        inner.below = Some(Below::new(index, vault, inner.index.total(), self.unit_bytes));
+        drop(inner);
+        self
+    }
+
     /// A tier of `units` units of `unit_bytes` bytes, all of them behind `mover`.
     pub fn with_mover(
         units: u32,
@@ -137,6 +186,7 @@ impl TieredConnector {
         TieredConnector {
             inner: Mutex::new(Inner {
                 index: TierIndex::new(units, policy),
+                below: None,
                 transfers: Vec::new(),
                 copying: HashSet::new(),
                 lost: false,
@@ -145,7 +195,7 @@ impl TieredConnector {
                 dropped_lost: 0,
                 closed: false,
             }),
-            mover,
+            mover: Arc::from(mover),
             handoff: Handoff::new(),
             unit_bytes,
             blocks_a_job: (JOB_BYTES / unit_bytes.max(1)).clamp(1, JOB_BLOCKS),
@@ -162,24 +212,29 @@ impl TieredConnector {
         Ok(keys.iter().map(|key| inner.finds(key)).collect())
     }
 
-    /// How many leading blocks can be read now. The index is told what has ended only if a block waits for that.
+    /// How many leading blocks can be read now: those in host memory, and those that would come from below. The index
+    /// is told what has ended only if a block waits for that.
     ///
     /// # Errors
     /// In a forked process.
-    pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
+    pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<(usize, usize), Closed> {
         let mut inner = self.lock()?;
-        if inner.lost {
-            return Ok(0);
-        }
+        let (mut here, mut below) = (0, 0);
         let mut keys = keys.into_iter();
-        let (mut found, stop) = inner.index.leading(&mut keys);
-        if let Some(key) = stop
-            && inner.index.is_being_stored(&key)
-        {
-            self.settle(&mut inner);
-            found += inner.index.leading(&mut std::iter::once(key).chain(keys)).0;
+        while !inner.lost {
+            let (found, stop) = inner.index.leading(&mut keys);
+            here += found;
+            let Some(key) = stop else { break };
+            if inner.index.is_being_stored(&key) {
+                self.settle(&mut inner);
+            }
+            match (inner.index.contains(&key), inner.comes_from_below(&key)) {
+                (true, _) => here += 1,
+                (_, true) => below += 1,
+                _ => break,
+            }
         }
-        Ok(found)
+        Ok((here, below))
     }
 
     /// Begins to read blocks into pages, all or none. `tag` names the copy in [`TieredConnector::take_finished`].
@@ -196,9 +251,17 @@ impl TieredConnector {
         if !blocks.iter().all(|(key, _)| inner.finds(key)) {
             return Err(Refused::NotHere);
         }
-        let jobs: Option<Vec<Job>> =
-            blocks.chunks(self.blocks_a_job).map(|part| inner.index.load(part, after)).collect();
-        Ok(self.begin(&mut inner, jobs.unwrap_or_default(), tag))
+        let Inner { index, below, copying, .. } = &mut *inner;
+        let Some(below) = below else {
+            let jobs: Option<Vec<Job>> =
+                blocks.chunks(self.blocks_a_job).map(|part| index.load(part, after)).collect();
+            return Ok(self.begin(&mut inner, jobs.unwrap_or_default(), tag));
+        };
+        let mut plan = below.plan(index, blocks, after, self.blocks_a_job).ok_or(Refused::NotHere)?;
+        copying.extend(tag);
+        let (tasks, completion) = self.handoff.transfer(std::mem::take(&mut plan.jobs), tag);
+        below.begin(plan, tasks, &self.mover);
+        Ok(completion)
     }
 
     /// Offers blocks, in the order of their prefix. Their pages must not change until the copy has ended.
@@ -222,6 +285,9 @@ impl TieredConnector {
     pub fn touch(&self, hashes: &[u64]) {
         if let Ok(mut inner) = self.enter() {
             inner.index.touch(hashes);
+            if let Some(below) = &mut inner.below {
+                below.index.touch(hashes);
+            }
         }
     }
 
@@ -241,12 +307,16 @@ impl TieredConnector {
     }
 
     /// Forgets every block, those on their way included; private units stay. The cost does not grow with their number.
+    /// Waits for the tier below, so that nothing comes back however the process ends.
     ///
     /// # Errors
-    /// In a forked process.
-    pub fn reset(&self) -> Result<(), Closed> {
-        self.enter()?.index.reset();
-        Ok(())
+    /// In a forked process; the tier below failed.
+    pub fn reset(&self) -> Result<(), NotReset> {
+        let mut inner = self.enter()?;
+        inner.index.reset();
+        let Some(below) = &mut inner.below else { return Ok(()) };
+        below.index.reset();
+        below.vault.reset().map_err(NotReset::Below)
     }
 
     /// Counters and gauges.
@@ -262,6 +332,7 @@ impl TieredConnector {
                 private_units: inner.index.private_units().len() as u32,
                 units: inner.index.total(),
                 jobs: inner.index.in_flight(),
+                below: inner.below.as_ref().map(Below::metrics),
             },
         )
     }
@@ -273,18 +344,45 @@ impl TieredConnector {
         (bytes(units - blocks - private_units), bytes(units))
     }
 
+    /// Bytes of the tier below that hold no block, and in all.
+    pub fn below_bytes(&self) -> (u64, u64) {
+        let BelowMetrics { blocks, slots, .. } = self.metrics().below.unwrap_or_default();
+        let bytes = |slots: u32| u64::from(slots) * self.unit_bytes as u64;
+        (bytes(slots - blocks), bytes(slots))
+    }
+
     /// Waits until no copy is in flight; false when `timeout` passes first.
     pub fn drain(&self, timeout: Duration) -> bool {
-        self.process == std::process::id() && self.mover.drain(timeout)
+        let left = time_left(timeout);
+        let Ok(vault) = self.vault() else { return false };
+        vault.is_none_or(|vault| vault.wait(left())) && self.mover.drain(left())
+    }
+
+    /// Waits until every block that was offered is where it will be found after a restart, or was dropped; false when
+    /// `timeout` passes first. True at once where nothing survives.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        let left = time_left(timeout);
+        let Ok(Some(vault)) = self.vault() else { return true };
+        // What has landed in host memory goes on to the tier below when the books are told.
+        self.drain(left()) && self.enter().is_ok() && vault.flush(left())
+    }
+
+    fn vault(&self) -> Result<Option<Arc<dyn Vault>>, Closed> {
+        Ok(self.enter()?.below.as_ref().map(|below| Arc::clone(&below.vault)))
     }
 
     /// Takes no more copies, gives those in flight `timeout` to end, cancels the rest and ends the threads. Calling it
     /// again does nothing.
     pub fn shutdown(&self, timeout: Duration) {
+        let left = time_left(timeout);
         if let Ok(mut inner) = self.enter() {
             inner.closed = true;
             drop(inner);
-            self.mover.stop(timeout);
+            self.mover.stop(left());
+        }
+        // Stores that were cut short are dropped; what has landed goes on.
+        if let Ok(Some(vault)) = self.vault() {
+            vault.stop(left());
         }
     }
 
@@ -293,7 +391,10 @@ impl TieredConnector {
     /// # Errors
     /// The first rule that is broken.
     pub fn verify(&self) -> Result<(), IndexFault> {
-        self.enter().map_or(Ok(()), |inner| inner.index.verify())
+        self.enter().map_or(Ok(()), |inner| {
+            inner.index.verify()?;
+            inner.below.as_ref().map_or(Ok(()), |below| below.index.verify())
+        })
     }
 
     fn begin(&self, inner: &mut Inner, jobs: Vec<Job>, tag: Option<u64>) -> Completion {
@@ -313,8 +414,17 @@ impl TieredConnector {
     /// Tells the index what has ended.
     fn settle(&self, inner: &mut Inner) {
         let Ended { jobs, transfers } = self.handoff.take();
+        let Inner { index, below, .. } = inner;
         for (id, outcome) in jobs {
-            inner.index.apply(id, &outcome);
+            let landed =
+                below.as_ref().filter(|_| outcome == Outcome::Done).and_then(|_| index.stored_by(id));
+            index.apply(id, &outcome);
+            if let (Some(below), Some(units)) = (below.as_mut(), landed) {
+                below.write_behind(index, &units);
+            }
+        }
+        if let Some(below) = below {
+            below.settle(index);
         }
         inner.transfers.extend(transfers);
     }

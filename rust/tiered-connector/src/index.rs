@@ -9,6 +9,7 @@ use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Priority, Slab, Step};
 use memory::{AHEAD, Array, KeyTable};
 use std::collections::{HashMap, HashSet};
 
+mod exchange;
 mod keep;
 mod private;
 mod verify;
@@ -25,6 +26,8 @@ pub struct IndexCounters {
     pub stored: u64,
     /// Blocks that were read, to the end.
     pub loaded: u64,
+    /// Blocks that came from another tier.
+    pub filled: u64,
     /// Blocks that gave up their unit to others.
     pub evicted: u64,
     /// Blocks offered that were here, or on their way.
@@ -41,10 +44,38 @@ pub struct IndexCounters {
     pub lost: u64,
 }
 
+/// What a job does with its units.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Use {
+    /// They are written from the device.
+    Store,
+    /// They are written from another tier.
+    Fill,
+    /// They are read into the device.
+    Load,
+    /// They are read by another tier.
+    Hold,
+}
+
+impl Use {
+    fn writes(self) -> bool {
+        matches!(self, Use::Store | Use::Fill)
+    }
+}
+
+impl From<Direction> for Use {
+    fn from(direction: Direction) -> Use {
+        match direction {
+            Direction::Store => Use::Store,
+            Direction::Load => Use::Load,
+        }
+    }
+}
+
 /// What a job in flight holds.
 #[derive(Clone, Debug)]
 struct InFlight {
-    direction: Direction,
+    does: Use,
     units: Vec<UnitId>,
     /// That of its blocks; `None` when its units are private.
     epoch: Option<u32>,
@@ -99,9 +130,9 @@ impl TierIndex {
         self.counters
     }
 
-    /// Jobs in flight.
+    /// Jobs in flight that touch the device.
     pub fn in_flight(&self) -> usize {
-        self.jobs.len()
+        self.jobs.values().filter(|job| matches!(job.does, Use::Store | Use::Load)).count()
     }
 
     /// Whether the block can be read now.
@@ -158,48 +189,57 @@ impl TierIndex {
     /// Plans to read blocks into pages, all or none: `None` when one is not here. They stay until the job ends.
     pub fn load(&mut self, blocks: &[(TierKey, PageId)], after: Step) -> Option<Job> {
         let units: Option<Vec<UnitId>> = blocks.iter().map(|(key, _)| self.find(key)).collect();
-        let units = units?;
+        Some(self.load_units(units?, blocks.iter().map(|&(_, page)| page).collect(), after))
+    }
+
+    fn load_units(&mut self, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
         for &unit in &units {
             self.slab.mark_reused(page(unit));
             self.slab.pin(page(unit));
         }
-        let pages = blocks.iter().map(|&(_, page)| page).collect();
-        Some(self.job(Direction::Load, units, pages, after))
+        self.job(Direction::Load, units, pages, after)
     }
 
     /// A job has ended. Gives whether it was in flight.
     pub fn apply(&mut self, id: JobId, outcome: &Outcome) -> bool {
-        let Some(InFlight { direction, units, epoch }) = self.jobs.remove(&id) else { return false };
+        let Some(InFlight { does, units, epoch }) = self.jobs.remove(&id) else { return false };
         let done = *outcome == Outcome::Done;
         let count = units.len() as u64;
         // Deepest first: a prefix goes from its tail to its head.
-        match direction {
+        match does {
             _ if epoch.is_none() => {
                 for &unit in &units {
                     self.slab.unpin(page(unit));
                 }
             }
-            Direction::Load => {
+            Use::Hold => {
+                for &unit in &units {
+                    self.slab.unpin_in_place(page(unit)); // nobody used them
+                }
+            }
+            Use::Load => {
                 for &unit in units.iter().rev() {
                     self.slab.unpin(page(unit));
                 }
                 *(if done { &mut self.counters.loaded } else { &mut self.counters.unloaded }) += count;
             }
-            Direction::Store if done && epoch == Some(self.epoch) => {
+            Use::Store | Use::Fill if done && epoch == Some(self.epoch) => {
                 for &unit in units.iter().rev() {
                     self.slab.publish(page(unit), NodeLink(unit.0), Step(0));
                     self.slab.release(page(unit), Step(0));
                 }
-                self.counters.stored += count;
+                let counted =
+                    if does == Use::Store { &mut self.counters.stored } else { &mut self.counters.filled };
+                *counted += count;
             }
-            Direction::Store => {
+            Use::Store | Use::Fill => {
                 for &unit in units.iter().rev() {
                     if epoch == Some(self.epoch) {
                         self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
                     }
                     self.slab.release(page(unit), Step(0));
                 }
-                self.counters.unstored += count;
+                self.counters.unstored += if does == Use::Store { count } else { 0 };
             }
         }
         true
@@ -254,21 +294,30 @@ impl TierIndex {
 
     /// A job of the current epoch.
     fn job(&mut self, direction: Direction, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
-        self.begin(InFlight { direction, units, epoch: Some(self.epoch) }, pages, after)
+        self.begin(
+            InFlight { does: direction.into(), units, epoch: Some(self.epoch) },
+            direction,
+            pages,
+            after,
+        )
     }
 
-    fn begin(&mut self, in_flight: InFlight, pages: Vec<PageId>, after: Step) -> Job {
+    fn begin(&mut self, in_flight: InFlight, direction: Direction, pages: Vec<PageId>, after: Step) -> Job {
+        let units = in_flight.units.clone();
+        Job { id: self.enter(in_flight), direction, units, pages, after }
+    }
+
+    fn enter(&mut self, in_flight: InFlight) -> JobId {
         let id = JobId(self.next_job);
         self.next_job += 1;
-        let (direction, units) = (in_flight.direction, in_flight.units.clone());
         self.jobs.insert(id, in_flight);
-        Job { id, direction, units, pages, after }
+        id
     }
 
     /// Stores whose blocks will be found if they end well.
     fn current_stores(&self) -> impl Iterator<Item = &InFlight> {
         let epoch = Some(self.epoch);
-        self.jobs.values().filter(move |job| job.direction == Direction::Store && job.epoch == epoch)
+        self.jobs.values().filter(move |job| job.does.writes() && job.epoch == epoch)
     }
 }
 

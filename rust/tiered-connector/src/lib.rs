@@ -5,7 +5,8 @@
 //! [`CopyEngine`](copy::CopyEngine) moves them. A [`Mover`](mover::Mover) carries jobs out: [`Lanes`](lanes::Lanes)
 //! in threads of this process, a [`RemoteMover`](remote::RemoteMover) in a [`Worker`](worker::Worker) that is another
 //! process, [`Shards`](shards::Shards) on several movers at once. The
-//! [`TieredConnector`](connector::TieredConnector) joins an index and a mover.
+//! [`TieredConnector`](connector::TieredConnector) joins an index and a mover; below them there may be a
+//! [`Vault`](vault::Vault), with an index of its own.
 
 pub mod connector;
 pub mod copy;
@@ -21,5 +22,6 @@ pub mod shards;
 mod sync;
 pub mod transfer;
 pub mod units;
+pub mod vault;
 pub mod wire;
 pub mod worker;

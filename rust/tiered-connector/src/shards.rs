@@ -112,7 +112,7 @@ impl Task for OnShards {
 }
 
 /// How much of `timeout` is left when it is asked.
-fn time_left(timeout: Duration) -> impl Fn() -> Duration {
+pub(crate) fn time_left(timeout: Duration) -> impl Fn() -> Duration {
     let deadline = Instant::now().checked_add(timeout);
     move || deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()))
 }

@@ -91,11 +91,11 @@ fn a_look_up_counts_what_has_landed_and_stops_at_what_has_not() {
     };
     stored.wait(WAIT);
     // No other call came in between that could have told the index.
-    assert_eq!(scene.connector.leading([key(1), key(2), key(3)]), Ok(2));
-    assert_eq!(scene.connector.leading([key(3), key(1)]), Ok(0));
+    assert_eq!(scene.connector.leading([key(1), key(2), key(3)]), Ok((2, 0)));
+    assert_eq!(scene.connector.leading([key(3), key(1)]), Ok((0, 0)));
     let Offered::Storing(stored) = scene.offload(&[(key(4), PageId(3))]) else { panic!("there are units") };
     stored.wait(WAIT);
-    assert_eq!(scene.connector.leading([key(2), key(4), key(1), key(3)]), Ok(3));
+    assert_eq!(scene.connector.leading([key(2), key(4), key(1), key(3)]), Ok((3, 0)));
     scene.connector.verify().unwrap();
 }
 

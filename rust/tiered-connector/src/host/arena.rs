@@ -32,7 +32,8 @@ pub struct NoAddressSpace {
 }
 
 impl Arena {
-    /// Units begin at cache lines, unless they are so small that the gaps would count.
+    /// Units begin at cache lines, unless they are so small that the gaps would count. Those of whole pages of 4,096
+    /// bytes begin at one, as direct I/O wants it.
     const ALIGNMENT: usize = 64;
     const SMALL: usize = 1 << 12;
 
@@ -58,6 +59,14 @@ impl Arena {
     /// Units in all.
     pub fn units(&self) -> u32 {
         self.units
+    }
+
+    /// Where a unit's bytes begin, and how many there are that are no other unit's.
+    ///
+    /// # Panics
+    /// If there is no such unit.
+    pub(crate) fn unit_with_room(&self, unit: UnitId) -> (NonNull<u8>, usize) {
+        (self.unit(unit), self.stride)
     }
 
     /// Where a unit's bytes begin.

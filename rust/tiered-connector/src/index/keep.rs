@@ -1,7 +1,6 @@
 //! What stays of the blocks when memory was out of reach and comes back.
 
 use super::{TierIndex, page};
-use crate::job::Direction;
 use crate::job::UnitId;
 use crate::units::UnitSet;
 
@@ -17,8 +16,7 @@ impl TierIndex {
             self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
         }
         self.epoch += 1;
-        let storing =
-            self.jobs.values().filter(|job| job.epoch.is_none() && job.direction == Direction::Store);
+        let storing = self.jobs.values().filter(|job| job.epoch.is_none() && job.does.writes());
         self.lost_private.extend(storing.flat_map(|job| &job.units));
         self.lost_private.extend(self.private.iter().filter(|&&unit| !held.contains(unit)));
         for unit in (0..self.slab.used()).map(UnitId) {

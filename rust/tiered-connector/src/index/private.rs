@@ -72,7 +72,7 @@ impl TierIndex {
         for &unit in units {
             self.slab.pin(page(unit));
         }
-        let in_flight = InFlight { direction, units: units.to_vec(), epoch: None };
-        self.begin(in_flight, pages.to_vec(), after)
+        let in_flight = InFlight { does: direction.into(), units: units.to_vec(), epoch: None };
+        self.begin(in_flight, direction, pages.to_vec(), after)
     }
 }

@@ -1,6 +1,6 @@
 //! The index's books, checked.
 
-use super::{Direction, TierIndex, page};
+use super::{TierIndex, page};
 use crate::job::UnitId;
 use block_pool::PageFault;
 use std::collections::HashMap;
@@ -33,10 +33,10 @@ impl TierIndex {
     pub fn verify(&self) -> Result<(), IndexFault> {
         let (mut writing, mut dying, mut pinned) = (HashMap::new(), HashMap::new(), HashMap::new());
         for job in self.jobs.values() {
-            let holders = match (job.direction, job.epoch) {
-                (Direction::Load, _) | (_, None) => &mut pinned,
-                (Direction::Store, epoch) if epoch == Some(self.epoch) => &mut writing,
-                (Direction::Store, _) => &mut dying,
+            let holders = match job.epoch {
+                Some(epoch) if job.does.writes() && epoch == self.epoch => &mut writing,
+                Some(_) if job.does.writes() => &mut dying,
+                _ => &mut pinned,
             };
             for &unit in &job.units {
                 *holders.entry(unit).or_insert(0u32) += 1;

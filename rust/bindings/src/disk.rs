@@ -1,0 +1,123 @@
+//! The native class `DiskDirectory`: where blocks survive their process.
+
+use disk_store::directory::{Directory, OpenError};
+use disk_store::manifest::{Fingerprint, Manifest};
+use disk_store::store::{Files, Layout};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+
+/// Most bytes that are kept of what a block was made of.
+const ORIGIN_BYTES: usize = 0;
+
+/// A directory for the blocks of one cache, locked while it is used.
+///
+/// Args:
+///     path: the directory, which is made if it is not there; None is a place without a name, in `parent`, that
+///         ends with the process.
+///     parent: where such a place is made.
+///     fingerprint: what blocks are blocks of, by name. A store of something else is refused.
+///     block_bytes: size of a block.
+///     seed: the seed of the block hashes, 64 hexadecimal digits. None: the store's own.
+///
+/// Raises:
+///     ValueError: it is another store.
+///     OSError: it is in use, or the system refuses.
+#[pyclass(module = "pagekeeper._native", frozen)]
+pub(crate) struct DiskDirectory {
+    directory: Mutex<Option<Directory>>,
+    manifest: Manifest,
+    named: bool,
+}
+
+/// A store to be opened.
+pub(crate) struct Taken {
+    pub(crate) files: Files,
+    pub(crate) number: u64,
+    pub(crate) layout: Layout,
+}
+
+impl DiskDirectory {
+    /// Takes the directory, for a store of `bytes` bytes; as many as there is room for, up to `wished`, if it is None.
+    pub(crate) fn take(&self, block_bytes: usize, bytes: Option<u64>, wished: u64) -> PyResult<Taken> {
+        if self.manifest.block_bytes != block_bytes as u64 {
+            return Err(PyValueError::new_err(format!(
+                "disk: its blocks have {} bytes, a page has {block_bytes}",
+                self.manifest.block_bytes
+            )));
+        }
+        let mut place = self.directory.lock();
+        let Some(directory) = &*place else {
+            return Err(PyRuntimeError::new_err("disk: another tier has it"));
+        };
+        let one = Layout { block_bytes, origin_bytes: ORIGIN_BYTES, slots: 1 };
+        let each = one.slot_bytes() as u64 + one.entry_bytes() as u64;
+        let room = directory.room().map_err(|error| raised(&error))?;
+        let bytes = bytes.unwrap_or(wished.min(room / 10 * 9));
+        let slots = bytes.saturating_sub(one.entry_at(0)) / each;
+        if slots == 0 {
+            let hundredths = one.bytes().div_ceil((1 << 30) / 100); // of a GiB
+            return Err(PyValueError::new_err(format!(
+                "the disk tier has {bytes} bytes, but one block takes {}: give disk_offload_max_gb={}.{:02} or more",
+                one.bytes(),
+                hundredths / 100,
+                hundredths % 100
+            )));
+        }
+        let layout = Layout { slots: slots.min(block_pool::Slab::MAX_PAGES.into()) as u32, ..one };
+        directory.check_space(layout.bytes()).map_err(|error| raised(&error))?;
+        let directory = place.take().ok_or_else(|| PyRuntimeError::new_err("disk: another tier has it"))?;
+        let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
+        Ok(Taken { files, number: self.manifest.store, layout })
+    }
+}
+
+fn raised(error: &OpenError) -> PyErr {
+    match error {
+        OpenError::Mismatch { .. } | OpenError::NoSpace { .. } => PyValueError::new_err(error.to_string()),
+        OpenError::InUse { .. } | OpenError::Io { .. } => PyOSError::new_err(error.to_string()),
+    }
+}
+
+#[pymethods]
+impl DiskDirectory {
+    #[new]
+    #[pyo3(signature = (path, *, parent, fingerprint, block_bytes, seed))]
+    #[expect(clippy::needless_pass_by_value, reason = "arguments of Python's")]
+    fn new(
+        path: Option<PathBuf>,
+        parent: PathBuf,
+        fingerprint: Fingerprint,
+        block_bytes: u64,
+        seed: Option<String>,
+    ) -> PyResult<DiskDirectory> {
+        let directory = match path {
+            Some(path) => Directory::open(&path).map_err(|error| raised(&error))?,
+            None => Directory::private(&parent),
+        };
+        let entry_bytes = disk_store::entry::entry_bytes(ORIGIN_BYTES) as u64;
+        let fresh = || Manifest::fresh(fingerprint.clone(), seed.clone(), block_bytes, entry_bytes);
+        let manifest =
+            directory.found(&fingerprint, seed.as_deref(), fresh).map_err(|error| raised(&error))?;
+        let named = directory.is_named();
+        Ok(DiskDirectory { directory: Mutex::new(Some(directory)), manifest, named })
+    }
+
+    /// The seed of the block hashes, 64 hexadecimal digits; None where nothing survives, and any will do.
+    #[getter]
+    fn seed(&self) -> Option<&str> {
+        self.named.then_some(&*self.manifest.seed)
+    }
+
+    /// The secret of the blocks' second identities, 64 hexadecimal digits.
+    #[getter]
+    fn secret(&self) -> &str {
+        &self.manifest.secret
+    }
+
+    /// Gives the directory up, if no tier has taken it.
+    fn close(&self) {
+        drop(self.directory.lock().take());
+    }
+}

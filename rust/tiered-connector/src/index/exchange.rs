@@ -1,0 +1,124 @@
+//! Blocks that pass between this tier and another: units that are read for it, and units that are filled from it.
+
+use super::{InFlight, TierIndex, Use, page};
+use crate::job::{Job, JobId, Offer, TierKey, UnitId};
+use block_pool::{NodeLink, PageId, Priority, Step};
+
+#[cfg(test)]
+mod tests;
+
+impl TierIndex {
+    /// Blocks in these units, each offered as it lies there: page `n + 1` is unit `n`.
+    pub(crate) fn offers(&self, units: &[UnitId]) -> Vec<Offer> {
+        let offer = |&unit: &UnitId| Offer {
+            key: self.keys[unit.0 as usize],
+            page: page(unit),
+            priority: self.slab.priority(page(unit)),
+        };
+        units.iter().map(offer).collect()
+    }
+
+    /// Keeps units as they are until the job has ended, for somebody who reads them. That is no use of their blocks.
+    pub(crate) fn hold(&mut self, units: &[UnitId]) -> JobId {
+        for &unit in units {
+            self.slab.pin(page(unit));
+        }
+        self.enter(InFlight { does: Use::Hold, units: units.to_vec(), epoch: Some(self.epoch) })
+    }
+
+    /// Units for blocks that somebody writes, none of which is here or on its way; all or none. Blocks of any priority
+    /// go for them.
+    pub(crate) fn fill(&mut self, blocks: &[(TierKey, Priority)]) -> Option<(JobId, Vec<UnitId>)> {
+        if blocks.len() > self.slab.available() as usize {
+            return None;
+        }
+        let mut units = Vec::with_capacity(blocks.len());
+        for &(key, priority) in blocks {
+            let unit = self.take(Priority::HIGHEST)?; // there is one
+            self.set_priority(unit, priority);
+            self.keys[unit.0 as usize] = key;
+            self.table.insert(key.hash, unit.0);
+            units.push(unit);
+        }
+        Some((self.enter(InFlight { does: Use::Fill, units: units.clone(), epoch: Some(self.epoch) }), units))
+    }
+
+    /// Plans to read units that hold blocks, or will once they are filled, into pages.
+    pub(crate) fn load_from(&mut self, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
+        self.load_units(units, pages, after)
+    }
+
+    /// A job that was planned is not carried out, and never was.
+    pub(crate) fn withdraw(&mut self, id: JobId) {
+        if let Some(InFlight { units, .. }) = self.jobs.remove(&id) {
+            for &unit in units.iter().rev() {
+                self.slab.unpin_in_place(page(unit));
+            }
+        }
+    }
+
+    /// The unit of a block that can be read.
+    pub(crate) fn unit_of(&self, key: &TierKey) -> Option<UnitId> {
+        self.find(key)
+    }
+
+    /// The unit of a block that can be read or is on its way.
+    pub(crate) fn place_of(&self, key: &TierKey) -> Option<UnitId> {
+        self.owner(key.hash).filter(|&unit| self.keys[unit.0 as usize].guard == key.guard)
+    }
+
+    /// Whether a unit holds a block that can be read.
+    pub(crate) fn holds(&self, unit: UnitId) -> bool {
+        self.slab.node(page(unit)).is_some()
+    }
+
+    /// Whether a block of this hash, perhaps another one, is here or on its way.
+    pub(crate) fn knows(&self, hash: u64) -> bool {
+        self.owner(hash).is_some()
+    }
+
+    /// The units that a job writes from the device, if its blocks will be found.
+    pub(crate) fn stored_by(&self, id: JobId) -> Option<Vec<UnitId>> {
+        let job = self.jobs.get(&id)?;
+        (job.does == Use::Store && job.epoch == Some(self.epoch)).then(|| job.units.clone())
+    }
+
+    /// How long the block in a unit is to be kept.
+    pub(crate) fn priority(&self, unit: UnitId) -> Priority {
+        self.slab.priority(page(unit))
+    }
+
+    /// The block in a unit is none: forgets it.
+    pub(crate) fn forget(&mut self, unit: UnitId) {
+        if self.slab.node(page(unit)).is_some() {
+            self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
+            self.slab.withdraw(page(unit));
+            self.counters.lost += 1;
+        }
+    }
+
+    /// Blocks that lay in these units before this index was made, in the order of their last use; each in a unit of
+    /// its own, all different. For an index that is new.
+    pub(crate) fn restore(&mut self, blocks: impl Iterator<Item = (UnitId, TierKey, Priority)> + Clone) {
+        let used = blocks.clone().map(|(unit, ..)| unit.0 + 1).max().unwrap_or(0);
+        for _ in 0..used {
+            self.take(Priority::DEFAULT);
+        }
+        let mut held = vec![false; used as usize];
+        for (unit, key, priority) in blocks {
+            held[unit.0 as usize] = true;
+            self.set_priority(unit, priority);
+            self.keys[unit.0 as usize] = key;
+            self.table.insert(key.hash, unit.0);
+            self.slab.publish(page(unit), NodeLink(unit.0), Step(0));
+            self.slab.release(page(unit), Step(0));
+        }
+        for unit in (0..used).filter(|&unit| !held[unit as usize]) {
+            self.slab.release(page(UnitId(unit)), Step(0));
+        }
+    }
+
+    fn set_priority(&mut self, unit: UnitId, priority: Priority) {
+        self.slab.retain(page(unit), priority.into());
+    }
+}

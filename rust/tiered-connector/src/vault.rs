@@ -1,0 +1,211 @@
+//! Vaults: what keeps blocks below the host tier, and moves them between its slots and the host's units.
+
+use crate::host::Arena;
+use crate::index::TierIndex;
+use crate::job::{TierKey, UnitId};
+use crate::transfer::Countdown;
+use block_pool::{EvictionPolicy, Priority};
+use disk_store::engine::best;
+use disk_store::entry::Key;
+use disk_store::store::{Block, Done, Failure, Files, Layout, Memory, Store, Sync as Fsync};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// A block that goes from a unit into a slot, or back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Move {
+    /// The block.
+    pub key: TierKey,
+    /// Its slot.
+    pub slot: UnitId,
+    /// Its unit.
+    pub unit: UnitId,
+    /// How long to keep it.
+    pub priority: u8,
+}
+
+/// Blocks that were not moved, and why each was not.
+pub type Unmoved = Vec<(UnitId, Failure)>;
+
+/// Told, in a thread of the vault's, which slots of a list of moves could not be read or written.
+pub type Moved = Box<dyn FnOnce(Unmoved) + Send>;
+
+/// What a vault has counted; numbers never fall.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct VaultCounters {
+    /// Blocks that will be there when it is opened again.
+    pub durable: u64,
+    /// Blocks that could not be made so.
+    pub undurable: u64,
+    /// Blocks that were damaged when they were read.
+    pub damaged: u64,
+    /// Reads that the system failed.
+    pub read_errors: u64,
+    /// Writes that the system failed.
+    pub write_errors: u64,
+}
+
+/// Keeps blocks in slots. Units stay as they are while they are written, and are nobody else's while they are read
+/// into. Only `reset`, `flush` and `stop` wait.
+pub trait Vault: Send + Sync {
+    /// Blocks that are being written or wait for it.
+    fn writes(&self) -> usize;
+
+    /// Copies units into slots.
+    fn write(&self, moves: Vec<Move>, told: Moved);
+
+    /// Copies slots into units, those of blocks that were not read may hold anything then.
+    fn read(&self, moves: Vec<Move>, told: Moved);
+
+    /// Forgets every block, so that none comes back.
+    ///
+    /// # Errors
+    /// That is not certain.
+    fn reset(&self) -> io::Result<()>;
+
+    /// Waits until nothing is on its way; false when `timeout` passes first.
+    fn wait(&self, timeout: Duration) -> bool;
+
+    /// Waits until what was written will be there when the vault is opened again; false when `timeout` passes first.
+    fn flush(&self, timeout: Duration) -> bool;
+
+    /// Takes no more, gives what is on its way `timeout`, and gives up the rest. Calling it again does nothing.
+    fn stop(&self, timeout: Duration);
+
+    /// What was counted.
+    fn counters(&self) -> VaultCounters;
+}
+
+/// A vault on disk.
+pub struct DiskVault {
+    store: Store,
+    arena: Arc<Arena>,
+}
+
+impl DiskVault {
+    /// Opens the store in `files`, and moves its blocks to and from units of `arena`, up to `depth` at once. Gives the
+    /// index of what it holds, too.
+    ///
+    /// # Errors
+    /// The system refuses.
+    ///
+    /// # Panics
+    /// If a block of the store is not as large as a unit.
+    pub fn open(
+        files: Files,
+        number: u64,
+        layout: Layout,
+        sync: Fsync,
+        depth: usize,
+        policy: EvictionPolicy,
+        arena: Arc<Arena>,
+    ) -> io::Result<(TierIndex, DiskVault)> {
+        assert!(layout.block_bytes == arena.unit_bytes(), "a block is as large as a unit");
+        let (store, found) = Store::open(files, number, layout, sync, |file| best(&file, depth))?;
+        let mut index = TierIndex::new(layout.slots, policy);
+        index.restore(found.iter().map(|entry| {
+            let Key { hash, guard } = entry.key;
+            let priority = Priority::new(entry.priority.into()).unwrap_or_default();
+            (UnitId(entry.slot), TierKey { hash, guard }, priority)
+        }));
+        Ok((index, DiskVault { store, arena }))
+    }
+
+    /// Whether blocks go around the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.store.is_direct()
+    }
+
+    fn each(&self, moves: &[Move], told: Moved, begin: impl Fn(&Move, Memory, Done)) {
+        let whole = Arc::new(Whole {
+            left: Countdown::from(moves.len()),
+            unmoved: Mutex::default(),
+            told: Mutex::new(Some(told)),
+            _arena: Arc::clone(&self.arena),
+        });
+        for one in moves {
+            let (slot, whole) = (one.slot, Arc::clone(&whole));
+            let (start, room) = self.arena.unit_with_room(one.unit);
+            // SAFETY: whoever asked keeps the unit as it is, or to the read alone, until `told` is; the memory
+            // stays where it is as long as `whole` does.
+            let memory = unsafe { Memory::new(start, room) };
+            begin(one, memory, Box::new(move |end| whole.end(slot, end)));
+        }
+    }
+}
+
+/// Moves that end together.
+struct Whole {
+    left: Countdown,
+    unmoved: Mutex<Unmoved>,
+    told: Mutex<Option<Moved>>,
+    /// Where the units lie.
+    _arena: Arc<Arena>,
+}
+
+impl Whole {
+    fn end(&self, slot: UnitId, end: Result<(), Failure>) {
+        if let Err(failure) = end {
+            self.unmoved.lock().push((slot, failure));
+        }
+        if self.left.end(&crate::job::Outcome::Done).is_some()
+            && let Some(told) = self.told.lock().take()
+        {
+            told(std::mem::take(&mut *self.unmoved.lock()));
+        }
+    }
+}
+
+fn key(key: TierKey) -> Key {
+    Key { hash: key.hash, guard: key.guard }
+}
+
+impl Vault for DiskVault {
+    fn writes(&self) -> usize {
+        self.store.writes()
+    }
+
+    fn write(&self, moves: Vec<Move>, told: Moved) {
+        self.each(&moves, told, |one, memory, done| {
+            let block =
+                Block { slot: one.slot.0, key: key(one.key), priority: one.priority, origin: Vec::new() };
+            self.store.write(block, memory, done);
+        });
+    }
+
+    fn read(&self, moves: Vec<Move>, told: Moved) {
+        self.each(&moves, told, |one, memory, done| {
+            self.store.read(one.slot.0, key(one.key), memory, done);
+        });
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        self.store.reset()
+    }
+
+    fn wait(&self, timeout: Duration) -> bool {
+        self.store.wait(timeout)
+    }
+
+    fn flush(&self, timeout: Duration) -> bool {
+        self.store.flush(timeout)
+    }
+
+    fn stop(&self, timeout: Duration) {
+        self.store.stop(timeout);
+    }
+
+    fn counters(&self) -> VaultCounters {
+        let counters = self.store.counters();
+        VaultCounters {
+            durable: counters.durable.load(Relaxed),
+            undurable: counters.undurable.load(Relaxed),
+            damaged: counters.damaged.load(Relaxed),
+            read_errors: counters.read_errors.load(Relaxed),
+            write_errors: counters.write_errors.load(Relaxed),
+        }
+    }
+}
