@@ -24,6 +24,33 @@ def test_a_block_that_is_cached_already_is_not_offloaded_again() -> None:
     assert [len(copy.keys) for copy in cache.tier.copies] == [3, 1]
 
 
+def test_blocks_that_are_going_to_be_evicted_are_offered_by_the_call_that_takes_pages() -> None:
+    cache = Cache(pages=17, write_policy="on_evict")
+    cache.serve(range(65))
+    assert cache.tier.copies == []
+    cache.kv.alloc(claimed(cache.kv, [99]))
+    assert [copy.pages for copy in cache.tier.copies] == [[15, 16]], "an eighth of the 16 idle pages"
+
+
+def test_a_block_that_was_hit_often_enough_is_offered_by_the_call_that_finds_it() -> None:
+    cache = Cache(write_policy="selective", selective_min_hits=1)
+    cache.serve(PROMPT)
+    assert cache.tier.copies == []
+    cache.kv.alloc(claimed(cache.kv, PROMPT))
+    assert [len(copy.keys) for copy in cache.tier.copies] == [3]
+
+
+@pytest.mark.parametrize("algorithm", ["ahash64", "sha256", "sha256_64"])
+def test_a_block_is_found_under_the_key_that_it_was_offered_with_before_its_eviction(algorithm: str) -> None:
+    cache = Cache(pages=17, write_policy="on_evict", kv_hash_algo=algorithm)
+    cache.serve(range(65))
+    cache.serve([99])  # on the page that has no block: the tail is offered before it has to go
+    for number in range(40):
+        cache.serve([100 + number] * 5)
+    assert cache.kv.probe_prefix_match_length(list(range(65))) == 64
+    assert len(cache.tier.kept) >= 16
+
+
 def test_a_request_waits_for_its_load_and_reads_what_was_stored() -> None:
     cache = in_tier()
     ctx = claimed(cache.kv, PROMPT)

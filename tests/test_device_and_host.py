@@ -19,10 +19,8 @@ import pagekeeper as pk
 from model.engine import manager
 from model.two_tiers import Found, TwoTiers
 from model.visits import NAMED, Names, conversation
+from model.writing import WRITE_POLICIES
 from pagekeeper.traces import read_trace
-
-WRITE_POLICIES: dict[str, dict[str, Any]] = {"write_through": {}}
-"""By name, with the options of a cache that choose it."""
 
 CONVERSATION = [(160_000, 500_000), (500_000, 2_000_000), (1_000_000, 6_000_000)]
 """Tokens of device and host; the longest request has 126,527."""
@@ -44,9 +42,11 @@ class Request:
 
 
 class Pair:
-    """A manager with a host tier, and the model of both."""
+    """A manager with a host tier, and the model of both; `min_hits` is for "selective"."""
 
-    def __init__(self, page_size: int, pages: int, units: int, write_policy: str, policy: str) -> None:
+    def __init__(
+        self, page_size: int, pages: int, units: int, policy: str, write_policy: str, min_hits: int = 2
+    ) -> None:
         self.page_size = page_size
         self.name = f"{policy}, {pages} pages, {units} units"
         self.memory = np.full((pages + 1, page_size), -1)
@@ -61,9 +61,10 @@ class Pair:
             kv_connector_config=config,
             buffers=[memory],
             eviction_policy=policy,
-            **WRITE_POLICIES[write_policy],
+            write_policy=write_policy,
+            selective_min_hits=min_hits,
         )
-        self.model = TwoTiers(page_size, pages, units, policy, write_policy)
+        self.model = TwoTiers(page_size, pages, units, policy, write_policy, min_hits)
         self.found = Found(0, 0)
         """In all requests together."""
 
@@ -89,6 +90,7 @@ class Pair:
         self.settle()
         if len(output):
             self.kv.alloc(ctx)
+            self.settle()
             self.compute(ctx, request.names, request.prompt // self.page_size)
             self.kv.step(ctx, (), 0)
             self.settle()
@@ -99,15 +101,15 @@ class Pair:
         """Plans the prompt's forward, after all loads that there are."""
         device = host = known = 0
         while True:
-            transfer = self.kv.alloc(ctx)
-            loaded = 0 if ctx.active_length else len(transfer.block_ids)
+            blocks = self.kv.alloc(ctx).block_ids
+            loaded = 0 if ctx.active_length else len(blocks)
             host += loaded
             device += (ctx.cached_prefix_length - known) // self.page_size - loaded
             known = ctx.cached_prefix_length
+            ready = self.settle()
             if ctx.active_length:
                 return Found(device, host)
-            transfer.synchronize(10)
-            assert self.kv.poll_transfers() == [ctx.request_id]
+            assert ready == [ctx.request_id]
 
     def compute(self, ctx: pk.TextContext, names: list[int], first: int) -> None:
         """Writes the number of each full block's prefix into its page, and -1 into a partial one."""
@@ -119,9 +121,12 @@ class Pair:
         pages: list[int] = self.kv.get_cache_indices(ctx)[0]
         return pages
 
-    def settle(self) -> None:
+    def settle(self) -> list[object]:
+        """Waits for every copy; gives the requests that waited for one."""
+        ready: list[object] = []
         while self.kv.metrics()["copies_in_flight"]:
-            self.kv.poll_transfers()
+            ready += self.kv.poll_transfers()
+        return ready
 
     def check(self) -> None:
         """The books of both agree in the end, and the manager's with themselves."""
@@ -147,22 +152,25 @@ def agent_requests(shared_dir: Path, page_size: int) -> Iterator[Request]:
         yield Request(tokens, len(request.prompt), names.chain(block.tobytes() for block in blocks))
 
 
-def pairs(page_size: int, sizes: Sequence[tuple[int, int]], write_policy: str) -> list[Pair]:
+def pairs(
+    page_size: int, sizes: Sequence[tuple[int, int]], write_policy: str, min_hits: int = 2
+) -> list[Pair]:
     """Every eviction policy at every size of device and host, in tokens."""
     return [
-        Pair(page_size, device // page_size, host // page_size, write_policy, policy)
+        Pair(page_size, device // page_size, host // page_size, policy, write_policy, min_hits)
         for policy, (device, host) in product(pk.EvictionPolicy, sizes)
     ]
 
 
 def serve_all(requests: Iterable[Request], pairs: list[Pair]) -> None:
-    """Each finds something in both places."""
+    """Each finds something on the device, and some in the host too: how often depends on the write policy."""
     for request in requests:
         for pair in pairs:
             pair.serve(request)
     for pair in pairs:
         pair.check()
-        assert min(pair.found) > 0, pair.name
+        assert pair.found.device > 0, pair.name
+    assert any(pair.found.host for pair in pairs)
 
 
 @pytest.mark.timeout(1800)
@@ -170,9 +178,10 @@ def serve_all(requests: Iterable[Request], pairs: list[Pair]) -> None:
 def test_the_conversation_trace_is_found_where_the_model_finds_it(
     shared_dir: Path, long_run: bool, write_policy: str
 ) -> None:
-    page_size, first = (128, None) if long_run else (NAMED, 800)
+    page_size, first = (128, None) if long_run else (NAMED, 1_500 if write_policy == "selective" else 800)
     requests = islice(conversation_requests(shared_dir, page_size), first)
-    serve_all(requests, pairs(page_size, CONVERSATION, write_policy))
+    # Few prefixes come a third time while they are on the device.
+    serve_all(requests, pairs(page_size, CONVERSATION, write_policy, min_hits=1))
 
 
 @pytest.mark.timeout(600)
@@ -188,7 +197,7 @@ def test_short_prompts_are_found_where_the_model_finds_them(
     first_seed: int, pages: int, units: int, policy: str, write_policy: str
 ) -> None:
     chosen, names = random.Random(first_seed), Names()
-    pair = Pair(4, pages, units, write_policy, policy)
+    pair = Pair(4, pages, units, policy, write_policy)
     for number in range(1_500):
         prompt, output = chosen.randint(1, 24), chosen.choice([0, 0, 1, 9])
         ids = [chosen.randrange(3) for _ in range(-(-prompt // 4))]

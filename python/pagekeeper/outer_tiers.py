@@ -118,6 +118,7 @@ class OuterTiers:
         for one in wanted:
             if one is not None and one[1]:
                 self._touch(one[0][: one[1]])
+        self.offload()
         return transfers
 
     def _wait_for(self, copy: int, slot: int) -> None:
@@ -235,7 +236,7 @@ class OuterTiers:
     # Offloads
 
     def offload(self) -> None:
-        """Hands what was published since the last call to the connector."""
+        """Hands what the ledger offers since the last call to the connector."""
         jobs = self._core.take_offloads()
         try:
             for copy, pages, keys in jobs:

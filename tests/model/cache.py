@@ -4,7 +4,7 @@ It knows neither tokens nor hashes: the caller numbers the full blocks, one numb
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -51,23 +51,29 @@ class Order(Generic[T]):
             del self.again[block]
 
     def pop(self) -> T:
-        """The least recently released block that was never found again, as long as there is one.
+        """Takes out the block that goes next."""
+        block = next(self.next_to_go())
+        self.remove(block)
+        self.found.discard(block)
+        return block
+
+    def next_to_go(self) -> Iterator[T]:
+        """The least recently released block that was never found again, as long as there is one; and so on.
 
         When more than a third of the idle blocks were found again, that protects none: the least
         recently released of all goes.
         """
-        crowded = 3 * len(self.again) > len(self)
-        if not self.once or (crowded and oldest(self.again) < oldest(self.once)):
-            block = self.again.popitem(last=False)[0]
-        else:
-            block = self.once.popitem(last=False)[0]
-        self.found.discard(block)
-        return block
-
-
-def oldest(queue: OrderedDict[T, int]) -> int:
-    """When the first block of a queue was released."""
-    return next(iter(queue.values()))
+        once, again = iter(self.once.items()), iter(self.again.items())
+        spared, left, kept = next(again, None), len(self), len(self.again)
+        for block, turn in once:
+            while spared and 3 * kept > left and spared[1] < turn:
+                yield spared[0]
+                spared, left, kept = next(again, None), left - 1, kept - 1
+            yield block
+            left -= 1
+        if spared:
+            yield spared[0]
+        yield from (block for block, _ in again)
 
 
 class Cache:

@@ -7,6 +7,7 @@ from typing import Any
 from model.keeping import Keeping
 from model.pool import Content
 from model.requests import Load, Plan, Request
+from model.writing import WRITE_POLICIES
 
 
 @dataclass
@@ -20,13 +21,26 @@ class Copy:
     """The request that waits for it."""
     stale: bool = False
     """The cache was reset since it began: the tier keeps nothing of it."""
+    ahead: bool = False
+    """It is of blocks that were going to be evicted, which nobody used for it."""
 
 
 class Copying(Keeping):
     """The pool beside the movers that read it and write to it."""
 
-    def __init__(self, page_size: int, pages: int, *, tier: bool, **options: Any) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        pages: int,
+        *,
+        tier: bool,
+        write_policy: str,
+        min_hits: int,
+        min_priority: int | None,
+        **options: Any,
+    ) -> None:
         super().__init__(page_size, pages, **options)
+        self.writing = WRITE_POLICIES[write_policy](self.pool.priority.__getitem__, min_hits, min_priority)
         self.tier: set[Content] | None = set() if tier else None
         """Blocks that are kept beyond the device, if anything is."""
         self.copies: dict[int, Copy] = {}
@@ -50,7 +64,12 @@ class Copying(Keeping):
         ended = self.copies.pop(copy)
         self.counts[f"copies_{end}"] += 1
         for page in reversed(ended.pages):
-            self.pool.end_touch(page)
+            if ended.ahead:
+                self.pool.end_touch_in_place(page)
+            else:
+                self.pool.end_touch(page)
+        if ended.ahead and end != "finished":
+            self.writing.not_copied(ended.pages)
         request = self.requests.get(ended.loads)
         if request is None or request.load is None or request.load.copy != copy:
             return False
@@ -124,7 +143,7 @@ class Copying(Keeping):
         self.counts["loaded_tokens"] += load.gain
         request.processed = end * self.page_size
         if self.publishes(request):
-            self.store_computed(request)  # the tier has these blocks
+            self._store_computed(request)  # the tier has these blocks
         if not request.outdated:
             self.mark_reused(request, end)
 
@@ -147,11 +166,30 @@ class Copying(Keeping):
         request = self.requests[name]
         if not self.publishes(request):
             return
-        new = self.store_computed(request)
-        if new and self.tier is not None:
-            pages = [request.row[block] for block in new]
-            blocks = [request.content(block, self.page_size) for block in new]
-            self.new_offloads.append(self.start_copy(pages, blocks))
+        self.offload(self._store_computed(request))
+
+    def _store_computed(self, request: Request) -> Sequence[int]:
+        """Gives the pages of those blocks that go to the tier now."""
+        return self.writing.published([request.row[block] for block in self.store_computed(request)])
+
+    def offload_ahead(self, taken: int) -> None:
+        """A call took so many pages."""
+        if taken:
+            pool = self.pool
+            going = self.writing.took(
+                taken,
+                unused=len(pool.pristine),
+                idle=len(pool.loose) + len(pool.idle),
+                next_to_go=pool.order()[len(pool.loose) :],
+                in_copies=sum(len(copy.pages) for copy in self.copies.values() if copy.ahead),
+            )
+            self.offload(going, ahead=True)
+
+    def offload(self, pages: Sequence[int], *, ahead: bool = False) -> None:
+        """Copies stored pages to the tier."""
+        if pages and self.tier is not None:
+            self.new_offloads.append(self.start_copy(pages, [self.pool.stored[page] for page in pages]))
+            self.copies[self.new_offloads[-1]].ahead = ahead
 
     # Copies on write
 

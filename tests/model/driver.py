@@ -68,7 +68,7 @@ class Session(Moving, Tending, Watching):
             (4, self.misuse),
         ]
         if self.tier is not None:
-            verbs += [(2, self.behave), (2, self.prefetch), (5, self.poll)]
+            verbs += [(2, self.behave), (2, self.prefetch), (5, self.poll), (30, self.visit)]
         if self.random.random() < 0.3:
             verbs.append((1, self.reset))
         weights, actions = zip(*verbs, strict=True)
@@ -76,6 +76,12 @@ class Session(Moving, Tending, Watching):
             self.random.choices(actions, weights)[0]()
             self.compare()
         self.release_all()
+
+    def visit(self) -> None:
+        """Some request, mostly the one that comes, is computed and goes."""
+        for call in (self.claim, self.alloc, self.poll, self.alloc, self.step, self.release):
+            call()
+            self.compare()
 
     def compare(self) -> None:
         self.kv.verify()

@@ -27,9 +27,20 @@ class Ledger(Copying):
         chunk: int | None = None,
         reserve: str = "chunk",
         tier: bool = False,
+        write_policy: str = "write_through",
+        min_hits: int = 1,
+        min_priority: int | None = None,
     ) -> None:
         super().__init__(
-            page_size, pages, on_duplicate=on_duplicate, policy=policy, priority=priority, tier=tier
+            page_size,
+            pages,
+            on_duplicate=on_duplicate,
+            policy=policy,
+            priority=priority,
+            tier=tier,
+            write_policy=write_policy,
+            min_hits=min_hits,
+            min_priority=min_priority,
         )
         self.caching = caching
         self.chunk = chunk
@@ -99,7 +110,9 @@ class Ledger(Copying):
                 self.pool.hold(page)
         for plan in plans:
             self._splice(plan)
-        return {plan.request.name: self.begin_load(plan) for plan in plans if self._carry_out(plan)}
+        begun = {plan.request.name: self.begin_load(plan) for plan in plans if self._carry_out(plan)}
+        self.offload_ahead(sum(plan.fresh + plan.copied for plan in plans))
+        return begun
 
     def _carry_out(self, plan: Plan) -> bool:
         """Gives the request its pages and its step, and counts it; True when it loads instead."""
@@ -181,6 +194,7 @@ class Ledger(Copying):
         self.counts["late_reused_tokens" if request.admitted else "reused_tokens"] += served
         self.counts["reused_blocks"] += 0 if request.admitted else len(plan.hits)
         self.mark_reused(request, request.offered)
+        self.offload(self.writing.hit(plan.hits))
         for block in range(first, request.offered):
             self.retain(request.row[block], request.kept(block, self.page_size))
 

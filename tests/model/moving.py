@@ -77,6 +77,7 @@ class Moving(Serving):
         ]
         if ended:
             self.model.alloc(*zip(*ended, strict=True))  # there is room: the load held it
+        self.offload()
         return waiting
 
     def loadable(self, name: object) -> int:
@@ -123,6 +124,7 @@ class Moving(Serving):
             except NoRoom:
                 self.refused(pk.InsufficientBlocksError, partial(self.kv.prefetch, one.ctx))
                 continue
+            self.offload()
             self.kv.prefetch(one.ctx)
 
     def prefetch_tokens(self) -> None:
@@ -146,6 +148,7 @@ class Moving(Serving):
             self.refused(pk.InsufficientBlocksError, lambda: self.kv.prefetch(tokens, **keys))
             return
         waiting = self.begin_loads(loads)
+        self.offload()
         self.prefetches |= {copy: name for copy in loads.values() if waiting}
         self.kv.prefetch(tokens, **keys)
         if not waiting:
@@ -184,11 +187,13 @@ class Moving(Serving):
         self.settle(self.ended())
 
     def match_copies(self) -> None:
-        """The tier's new copies, by the model's numbers."""
+        """The tier's new copies, by the model's numbers. A call begins loads before offloads."""
         assert self.tier is not None
         known = list(self.moved.values())
         new = [late for late in self.tier.in_flight() if late not in known]
+        new.sort(key=lambda late: late.kind == "offload")
         numbers = [copy for copy in self.model.copies if copy not in self.read and copy not in self.moved]
+        numbers.sort(key=lambda copy: self.model.copies[copy].loads is None)
         for copy, late in zip(numbers, new, strict=True):
             assert late.pages == self.model.copies[copy].pages
             self.moved[copy] = late

@@ -34,6 +34,8 @@ class Pool:
         self.references: Counter[int] = Counter()
         self.touched: Counter[int] = Counter()
         """Copies in flight that read or write a page."""
+        self.places: dict[int, int] = {}
+        """Of pages that only copies hold, the turn at which they were released."""
         self.released: dict[int, float] = {}
         """When the last holder of a page let go."""
         self.pristine = list(range(1, pages + 1))
@@ -109,10 +111,14 @@ class Pool:
             self.released[page] = self.now
             if not self.touched[page]:
                 self._enqueue(page)
+            else:
+                self.turns += 1
+                self.places[page] = self.turns
 
     def touch(self, page: int) -> None:
         """A copy begins to read or write the page."""
         if not self.references[page] and not self.touched[page]:
+            self.places[page] = self.idle.get(page, 0)
             self._leave_queue(page)
         self.touched[page] += 1
 
@@ -122,6 +128,14 @@ class Pool:
         if not self.touched[page] and not self.references[page]:
             self._enqueue(page)
             self.refresh_above(page)
+
+    def end_touch_in_place(self, page: int) -> None:
+        """The copy has ended, and nobody used the page for it: a block goes when it would have gone."""
+        self.touched[page] -= 1
+        if not self.touched[page] and not self.references[page]:
+            self._enqueue(page)
+            if page in self.idle:
+                self.idle[page] = self.places[page]
 
     def refresh(self, page: int | None) -> None:
         """Counts an idle stored page as used until now."""

@@ -32,7 +32,11 @@ class Stage:
         self.random = random.Random(seed)
         choose: Any = self.random.choice
         self.page_size = choose([1, 2, 3, 4, 16])
+        tiered = self.random.random() < 0.5
+        write_policy = choose(["write_through", "selective", "on_evict"])
         pages = self.random.randint(3, 16 if self.page_size < 16 else 8)
+        if tiered and write_policy == "on_evict":
+            pages = self.random.randint(9, 24)  # an eighth of them is a page
         behaviour = {
             "on_duplicate": choose(["adopt", "private"]),
             "eviction_policy": choose(["priority_lru", "priority_slru"]),
@@ -40,12 +44,16 @@ class Stage:
             "enable_prefix_caching": self.random.random() < 0.95,
             "kv_hash_algo": choose(["ahash64", "sha256", "sha256_64"]),
             "event_buffer_max_size": choose([0, 1, 4, 1000, 1000, 1000]),
+            "write_policy": write_policy,
+            "selective_min_hits": choose([1, 2]),
+            "selective_min_priority": choose([None, None, 0, 35, 50]),
+            "secondary_offload_min_priority": choose([0, 35, 50]),
         }
         chunk = choose([None, None, 1, 3, 7, 20])
         reserve = choose(["chunk", "chunk", "prompt"])
         self.memory = PageMemory(pages, self.page_size)
         caching = behaviour["enable_prefix_caching"]
-        self.tier = Tier(self.memory) if caching and self.random.random() < 0.5 else None
+        self.tier = Tier(self.memory) if tiered and caching else None
         options = {"max_num_input_tokens": chunk, "reserve": reserve}
         self.trace = [f"page_size={self.page_size} {pages=} {behaviour} {options} tier={bool(self.tier)}"]
         self.params = pk.MHAKVCacheParams(
@@ -76,13 +84,21 @@ class Stage:
             chunk=chunk,
             reserve=reserve,
             tier=self.tier is not None,
+            write_policy=write_policy,
+            min_hits=behaviour["selective_min_hits"],
+            min_priority=behaviour[
+                "secondary_offload_min_priority" if write_policy == "on_evict" else "selective_min_priority"
+            ],
         )
         self.pool = self.model.pool
         self.live: list[Live] = []
         self.gone: list[tuple[Any, int]] = []
         """Released contexts with the slots they had."""
         longest = min(pages * self.page_size, 70) * 3 // 4
-        self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(longest)] for _ in range(2)]
+        stems = 2
+        if self.tier is not None:  # more than the pool holds is asked for again
+            longest, stems = longest * 2 // 3, 5
+        self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(longest)] for _ in range(stems)]
 
     def note(self, line: str) -> None:
         self.trace.append(line)

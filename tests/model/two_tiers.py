@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from model.cache import Cache, Order
+from model.writing import WRITE_POLICIES
+
+PRIORITY = 35
+"""Of every block."""
 
 
 class Found(NamedTuple):
@@ -17,11 +21,14 @@ class Found(NamedTuple):
 
 
 class Host:
-    """Blocks by name, in so many units. Every copy is over when the next one begins."""
+    """Blocks by name, in so many units. Copies begin one after the other, and all end at `end_copies`."""
 
     def __init__(self, units: int, policy: str) -> None:
         self.units = units
         self.blocks: Order[int] = Order(policy)
+        self.read: list[int] = []
+        self.written: list[int] = []
+        """Blocks that are being read and written, which stay where they are."""
         self.loaded = self.stored = self.evictions = 0
 
     def leading(self, names: Sequence[int]) -> int:
@@ -36,38 +43,49 @@ class Host:
                 self.blocks.push(name)
 
     def load(self, names: Sequence[int]) -> None:
-        """They are read: used now, and found again."""
+        """They are found again, and not evicted while they are read."""
         self.blocks.found.update(names)
-        self.touch(names)
-        self.loaded += len(names)
+        for name in names:
+            self.blocks.remove(name)
+        self.read += names
 
     def store(self, names: Sequence[int]) -> None:
-        """Keeps what is not here yet. Blocks that are on their way do not give way to those behind them."""
-        new: list[int] = []
+        """Keeps what is not here yet, as far as there are units for it."""
+        read = set(self.read)
         for name in names:
-            if name in self.blocks:
+            if name in self.blocks or name in read:
                 continue
-            if len(self.blocks) + len(new) == self.units:
+            if len(self.blocks) + len(self.read) + len(self.written) == self.units:
                 if not self.blocks:
                     break
                 self.blocks.pop()
                 self.evictions += 1
-            new.append(name)
-        for name in reversed(new):
+            self.written.append(name)
+
+    def end_copies(self) -> None:
+        """What was read was used just now, and then what was written."""
+        for name in [*reversed(self.read), *reversed(self.written)]:
             self.blocks.push(name)
-        self.stored += len(new)
+        self.loaded += len(self.read)
+        self.stored += len(self.written)
+        self.read, self.written = [], []
 
 
 class TwoTiers:
     """A device of `pages` pages before a host of `units` units.
 
-    `policy` is the manager's `eviction_policy`, `write_policy` the tier's: when blocks go to the host.
+    `policy` is the manager's `eviction_policy`; `write_policy` and `min_hits` are its own too, and say when
+    blocks go to the host. No block is kept longer than others. The copies of a call are over before the next.
     """
 
-    def __init__(self, page_size: int, pages: int, units: int, policy: str, write_policy: str) -> None:
+    def __init__(
+        self, page_size: int, pages: int, units: int, policy: str, write_policy: str, min_hits: int
+    ) -> None:
         self.device = Cache(page_size, pages, policy)
         self.host = Host(units, policy)
-        self.after_publication = {"write_through": self.host.store}[write_policy]
+        self.writing = WRITE_POLICIES[write_policy](
+            lambda block: PRIORITY, min_hits, PRIORITY if write_policy == "on_evict" else None
+        )
 
     def serve(self, names: Sequence[int], prompt: int, output: int = 0) -> Found:
         """Computes what of a prompt is found nowhere, then its output, each in one forward, and lets go.
@@ -82,10 +100,9 @@ class TwoTiers:
         found = self.reuse(names[: (prompt - 1) // page_size], prompt, row)
         first = sum(found)
         for tokens in (prompt, prompt + output):
-            device.extend(row, tokens)
-            new = device.publish(names, row, first, tokens // page_size)
+            self.end_alloc(device.extend(row, tokens))
+            self.publish(names, row, first, tokens // page_size)
             first = max(first, tokens // page_size)
-            self.after_publication([names[block] for block in new])
         self.host.touch(names[: (prompt + output) // page_size])
         for page in reversed(row):
             device.give_back(page)
@@ -96,35 +113,54 @@ class TwoTiers:
         on_device = in_host = 0
         while True:
             first = on_device + in_host
-            hits = self.hit(names[first:], first, row)
+            hits = self.hit(names, first, row)
             on_device += hits
             first += hits
-            if hits:
-                self.host.touch(names[:first])
             loads = self.host.leading(names[first:])
+            self.host.load(names[first : first + loads])
+            self.host.store(self.writing.hit(names[first - hits : first]))
             if not loads:
                 return Found(on_device, in_host)
             self.land(names, first, first + loads, prompt, row)
             in_host += loads
 
     def hit(self, names: Sequence[int], first: int, row: list[int]) -> int:
-        """Puts the stored pages of these blocks into the row, in place of what it holds there."""
-        pages = self.device.match(names)
+        """Puts the stored pages of blocks from `first` on into the row, in place of what it holds there."""
+        pages = self.device.match(names[first:])
         for page in pages:
             self.device.acquire(page)
             self.device.idle.found.add(page)
         self.replace(row, first, pages)
+        if pages:
+            self.host.touch(names[: first + len(pages)])
         return len(pages)
 
     def land(self, names: Sequence[int], first: int, end: int, prompt: int, row: list[int]) -> None:
         """Loads blocks into pages of their own; pages for all of the prompt are taken with them."""
         pages = [self.device.take() for _ in range(end - first)]
         rest = [self.device.take() for _ in range(-(-prompt // self.device.page_size) - max(len(row), end))]
-        self.host.load(names[first:end])
+        self.end_alloc([*pages, *rest])
         self.replace(row, first, pages)
         row += rest
-        self.device.publish(names, row, first, end)
+        self.publish(names, row, first, end)
         self.device.idle.found.update(row[first:end])
+
+    def end_alloc(self, taken: Sequence[int]) -> None:
+        """The call took these pages, perhaps none."""
+        if taken:
+            device = self.device
+            next_to_go = (device.names[page] for page in device.idle.next_to_go())
+            idle = len(device.idle) + len(device.loose)
+            self.host.store(
+                self.writing.took(len(taken), unused=len(device.unused), idle=idle, next_to_go=next_to_go)
+            )
+        self.host.end_copies()
+
+    def publish(self, names: Sequence[int], row: list[int], first: int, end: int) -> None:
+        """Blocks are on the device from now on: those that were computed, or come from the host."""
+        new = self.device.publish(names, row, first, end)
+        self.host.store(self.writing.published([names[block] for block in new]))
+        self.host.end_copies()
 
     def replace(self, row: list[int], first: int, pages: list[int]) -> None:
         """Puts pages into a row from block `first` on, and gives back those that were there."""

@@ -10,9 +10,7 @@ use crate::ledger::Ledger;
 use crate::loads::BlockKey;
 use crate::offloads::OffloadJob;
 use crate::slots::SlotId;
-use block_hash::Identity;
 use block_pool::{PageId, Priority, Step};
-use radix_tree::NodeId;
 use std::ops::Range;
 
 /// When a block is copied to other tiers.
@@ -42,23 +40,23 @@ const FORGOTTEN: u32 = 16;
 /// What copying ahead of eviction remembers.
 #[derive(Default, Debug)]
 pub(crate) struct Demotion {
-    /// The second identity of the block that each page was last published with.
-    guards: Vec<Option<[u8; 16]>>,
+    /// The block that each page was last published with, as other tiers know it.
+    keys: Vec<Option<BlockKey>>,
     /// About as many pages as a call takes.
     pub(crate) ahead: u32,
 }
 
 impl Demotion {
-    /// `page` now holds the block of this guard.
-    fn published(&mut self, page: PageId, guard: Option<[u8; 16]>) {
-        if self.guards.len() <= page.index() {
-            self.guards.resize(page.index() + 1, None);
+    /// `page` now holds the block of this key.
+    fn published(&mut self, page: PageId, key: Option<BlockKey>) {
+        if self.keys.len() <= page.index() {
+            self.keys.resize(page.index() + 1, None);
         }
-        self.guards[page.index()] = guard;
+        self.keys[page.index()] = key;
     }
 
-    fn guard(&self, page: PageId) -> Option<[u8; 16]> {
-        self.guards.get(page.index()).copied().flatten()
+    fn key(&self, page: PageId) -> Option<BlockKey> {
+        self.keys.get(page.index()).copied().flatten()
     }
 }
 
@@ -86,8 +84,8 @@ impl Ledger {
         let WritePolicy::OnEvict { .. } = self.config.write_policy else { return };
         let Some(sequence) = self.slots.get(slot) else { return };
         for &block in &self.published {
-            let guard = sequence.guards.as_ref().map(|guards| guards.guard(&sequence.chain, block));
-            self.demotion.published(sequence.row[block], guard);
+            let key = sequence.guards.as_ref().map(|guards| BlockKey::of(&sequence.chain, guards, block));
+            self.demotion.published(sequence.row[block], key);
         }
     }
 
@@ -114,19 +112,15 @@ impl Ledger {
         let most = (self.slab.evictable() / SPARED).saturating_sub(self.copies.demoted());
         let mut pages = self.slab.victims((*ahead).min(most) as usize);
         pages.retain(|&page| {
-            self.demotion.guard(page).is_some()
+            self.demotion.key(page).is_some()
                 && self.slab.priority(page) >= min_priority
                 && !self.slab.set_offered(page, true)
         });
         if pages.is_empty() {
             return;
         }
-        let key = |page: &PageId| {
-            let key = self.slab.node(*page).map(|link| self.tree.key(NodeId(link.0)));
-            let guard = self.demotion.guard(*page);
-            BlockKey { identity: Identity::of_key(key.unwrap_or_default()), guard: guard.unwrap_or_default() }
-        };
-        let keys = pages.iter().map(key).collect();
+        pages.reverse(); // what goes last here goes last there: a head after its tail
+        let keys = pages.iter().filter_map(|&page| self.demotion.key(page)).collect();
         let priorities = pages.iter().map(|&page| self.slab.priority(page)).collect();
         let copy = self.begin_copy(pages, Step(0), None);
         self.copies.is_demotion(copy.id);

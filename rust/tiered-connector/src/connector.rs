@@ -1,7 +1,7 @@
 //! The connector: the index of a process and a mover, joined.
 //!
 //! Calls do bookkeeping and return; the mover moves the bytes. Calls first tell the index what has ended, those that
-//! look up only if it matters to them.
+//! look up or offer blocks only if it matters to them.
 
 use crate::copy::CopyEngine;
 use crate::index::{IndexCounters, IndexFault, TierIndex};
@@ -264,12 +264,17 @@ impl TieredConnector {
         Ok(completion)
     }
 
-    /// Offers blocks, in the order of their prefix. Their pages must not change until the copy has ended.
+    /// Offers blocks, in the order of their prefix. Their pages must not change until the copy has ended. The index is
+    /// told what has ended only if units are short: which blocks give way does not depend on how far a load is that
+    /// was begun just before.
     ///
     /// # Errors
     /// A connector that takes no copies.
     pub fn offload(&self, blocks: &[Offer], after: Step, tag: Option<u64>) -> Result<Offered, Closed> {
-        let mut inner = self.open()?;
+        let mut inner = unless_shut_down(self.lock()?)?;
+        if (inner.index.available() as usize) < blocks.len() {
+            self.settle(&mut inner);
+        }
         let room = !inner.lost && self.mover.has_room(blocks.len().div_ceil(self.blocks_a_job));
         if !room {
             let dropped = if inner.lost { &mut inner.dropped_lost } else { &mut inner.dropped_busy };
@@ -451,9 +456,12 @@ impl TieredConnector {
     }
 
     fn open(&self) -> Result<MutexGuard<'_, Inner>, Closed> {
-        let inner = self.enter()?;
-        if inner.closed { Err(Closed::ShutDown) } else { Ok(inner) }
+        unless_shut_down(self.enter()?)
     }
+}
+
+fn unless_shut_down(inner: MutexGuard<'_, Inner>) -> Result<MutexGuard<'_, Inner>, Closed> {
+    if inner.closed { Err(Closed::ShutDown) } else { Ok(inner) }
 }
 
 impl Drop for TieredConnector {

@@ -119,6 +119,11 @@ impl TierIndex {
         self.slab.total()
     }
 
+    /// Units that are free, or whose block can give way.
+    pub fn available(&self) -> u32 {
+        self.slab.available()
+    }
+
     /// Blocks that can be found.
     pub fn blocks(&self) -> u32 {
         let writing: usize = self.current_stores().map(|job| job.units.len()).sum();

@@ -24,14 +24,17 @@ fn offers(blocks: &[(TierKey, PageId)]) -> Vec<Offer> {
 
 impl Scene {
     fn new(pages: usize, units: u32) -> Scene {
+        Scene::with_policy(pages, units, EvictionPolicy::PriorityLru)
+    }
+
+    fn with_policy(pages: usize, units: u32, policy: EvictionPolicy) -> Scene {
         let pool: &'static mut [u8] = Box::leak(vec![0; pages * PAGE].into_boxed_slice());
         let pool = NonNull::from(pool).cast::<u8>();
         // SAFETY: leaked; the tests touch a page only while no copy does.
         let region =
             unsafe { Region::new(pool, pages * PAGE, pages, PAGE, vec![Piece { offset: 0, len: PAGE }]) };
         let engine = CpuEngine::new(vec![region.unwrap()], Arc::new(Arena::new(units, PAGE).unwrap()));
-        let connector =
-            TieredConnector::new(units, PAGE, EvictionPolicy::PriorityLru, 2, Box::new(engine)).unwrap();
+        let connector = TieredConnector::new(units, PAGE, policy, 2, Box::new(engine)).unwrap();
         Scene { connector, pool, pages }
     }
 
@@ -53,6 +56,24 @@ impl Scene {
 
     fn offload(&self, blocks: &[(TierKey, PageId)]) -> Offered {
         self.connector.offload(&offers(blocks), Step(0), None).unwrap()
+    }
+
+    /// Stores blocks of these numbers from page 1, to the end; the index is not told.
+    fn store(&self, numbers: &[u64]) {
+        let blocks: Vec<_> = numbers.iter().map(|&number| (key(number), PageId(1))).collect();
+        let Offered::Storing(stored) = self.offload(&blocks) else { panic!("there is room") };
+        assert_eq!(stored.wait(WAIT), Some(completion::Outcome::Done));
+    }
+
+    /// Reads a block into page 2, to the end; the index is not told.
+    fn load(&self, number: u64) {
+        let loaded = self.connector.load(&[(key(number), PageId(2))], Step(0), None).unwrap();
+        assert_eq!(loaded.wait(WAIT), Some(completion::Outcome::Done));
+    }
+
+    fn has(&self, numbers: &[u64]) -> Vec<bool> {
+        let keys: Vec<TierKey> = numbers.iter().map(|&number| key(number)).collect();
+        self.connector.lookup(&keys).unwrap()
     }
 }
 
@@ -96,6 +117,29 @@ fn a_look_up_counts_what_has_landed_and_stops_at_what_has_not() {
     let Offered::Storing(stored) = scene.offload(&[(key(4), PageId(3))]) else { panic!("there are units") };
     stored.wait(WAIT);
     assert_eq!(scene.connector.leading([key(2), key(4), key(1), key(3)]), Ok((3, 0)));
+    scene.connector.verify().unwrap();
+}
+
+#[test]
+fn what_gives_way_to_an_offer_does_not_depend_on_how_far_a_load_is() {
+    let scene = Scene::with_policy(3, 4, EvictionPolicy::PrioritySlru);
+    scene.store(&[1, 2, 3, 4]);
+    scene.load(1);
+    scene.connector.touch(&[3, 4, 2]);
+    // Of 1, 2 and 4, which are not read now, a third was found again: 1 is spared, though it is the oldest.
+    scene.load(3);
+    scene.store(&[5]);
+    assert_eq!(scene.has(&[1, 2, 3, 4, 5]), [true, false, true, true, true]);
+    scene.connector.verify().unwrap();
+}
+
+#[test]
+fn an_offer_gets_the_unit_of_a_load_that_has_ended_if_there_is_no_other() {
+    let scene = Scene::new(3, 1);
+    scene.store(&[1]);
+    scene.load(1);
+    scene.store(&[2]);
+    assert_eq!(scene.has(&[1, 2]), [false, true]);
     scene.connector.verify().unwrap();
 }
 
