@@ -105,7 +105,7 @@ class PauseCalls:
         return transfers[0] if is_one(batch) else transfers
 
     def flush(self, timeout: float = 60.0) -> bool:
-        """Waits until each block that was offered to the tiers would be found after a restart, or was dropped.
+        """Waits until each block offered to the tiers would be found after a restart, or was dropped.
 
         Args:
             timeout: most seconds to wait.

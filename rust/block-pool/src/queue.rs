@@ -418,6 +418,9 @@ impl EvictionQueues {
         let (mut seen, mut indexed) = (0, 0);
         for queue in QueueId::all() {
             let list = self.lists[usize::from(queue.0)];
+            if list.first == END && list.last == END && list.len == 0 {
+                continue; // most are
+            }
             let (mut before, mut len, mut stamp) = (END, 0, 0);
             for page in self.iter(pages, queue) {
                 let record = &pages[page.index()];

@@ -399,12 +399,16 @@ impl Slab {
         lapsed
     }
 
-    /// Counts `page`, if evictable, as released just now.
+    /// Counts `page`, if nobody holds it but transfers, as released just now.
     pub fn refresh(&mut self, page: PageId) {
-        if self.is_evictable(page) {
+        let Some(record) = self.pages.get(page.index()).filter(|record| record.refs == 0) else { return };
+        if record.queue != QueueId::NONE {
             self.queues.remove(&mut self.pages, page);
             self.limits.released(page, Some(self.now));
             self.enqueue(page);
+        } else if record.flags.has(Flags::PINNED) {
+            self.limits.released(page, Some(self.now));
+            self.stamp(page);
         }
     }
 

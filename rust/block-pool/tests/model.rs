@@ -343,9 +343,11 @@ impl Model {
             Call::Refresh(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
                 slab.refresh(page);
-                if self.pages[&page].queued.is_some() {
+                if self.pages[&page].refs == 0 {
                     self.page(page).released = self.now;
                     self.queue(page);
+                    let stamp = self.calls;
+                    self.page(page).stamp = stamp; // also while a transfer holds it
                 }
             }
             Call::ForgetAll => {

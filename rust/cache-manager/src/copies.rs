@@ -170,12 +170,12 @@ pub(crate) fn let_go(slab: &mut Slab, tree: &PrefixTree, page: PageId, last_use:
 }
 
 /// Counts the blocks above that of `page`, which just became evictable, as used now too: whatever their
-/// priorities, which may be equal later.
+/// priorities, which may be equal later, and also while copies read them.
 pub(crate) fn refresh_ancestors(slab: &mut Slab, tree: &PrefixTree, page: PageId) {
     let mut node = slab.node(page).map(|link| NodeId(link.0));
     while let Some(ParentId::Node(parent)) = node.map(|node| tree.parent(node)) {
         match tree.page(parent) {
-            Some(page) if slab.is_evictable(page) => slab.refresh(page),
+            Some(page) if slab.refs(page) == 0 => slab.refresh(page),
             _ => return,
         }
         node = Some(parent);

@@ -11,7 +11,7 @@ use thiserror::Error;
 mod tests;
 
 /// Moves the bytes of jobs. Jobs in flight at one time touch different pages and units, but that several loads
-/// may read one unit.
+/// may read one unit, and several stores one page.
 pub trait CopyEngine: Send + Sync {
     /// Copies all of a job, in the calling thread. Gives up between pages when `give_up` says so.
     fn copy(&self, job: &Job, give_up: &dyn Fn() -> bool) -> Outcome;

@@ -1,66 +1,47 @@
-//! What must hold after every call, when copies end, and at the end of a run.
+//! What must hold after every call and at the end of a run.
 
 use crate::engine::Engine;
-use crate::live::Live;
-use cache_manager::{CopyEnd, LedgerError, SlotId};
+use crate::live::{Aside, Live, Stage};
+use crate::world::World;
+use block_pool::PageId;
+use cache_manager::{LedgerError, SlotId};
+use tiered_connector::job::Direction;
 
-impl Engine {
-    /// The books of ledger and index, the bytes in the tier, and pages that are being copied.
+impl<W: World> Engine<W> {
+    /// The books of ledger and tier, the bytes in the tier, and pages that are being copied.
     pub(crate) fn check(&mut self) -> Result<(), String> {
-        if let Some(fault) = self.tier.fault.take() {
-            return Err(fault);
-        }
         self.start_over();
+        self.ledger.free_units(&mut self.world);
         self.ledger.verify().map_err(|fault| format!("ledger: {fault}"))?;
-        self.tier.check(&self.ledger)?;
-        for live in &self.live {
-            if self.ledger.tokens(live.slot).ok() != Some(&live.log[..live.known]) {
-                return Err(format!("slot {} lost its tokens", live.slot.0));
-            }
-            let row = self.ledger.pages(live.slot).map_err(|error| error.to_string())?;
-            let loads = self.tier.mover.loads();
-            if let Some(page) = loads.flat_map(|job| &job.pages).find(|page| row.contains(page)) {
-                return Err(format!("{page} is in the row of slot {} while a load writes it", live.slot.0));
-            }
-            if live.loading.as_ref().is_some_and(|load| !self.ledger.is_copying(load.copy)) {
-                return Err(format!("slot {} waits for a load that is over", live.slot.0));
-            }
+        self.world.check(&self.ledger)?;
+        let (units, held) = (self.world.private_units(), self.ledger.units_held());
+        if units != held {
+            return Err(format!("private units are {units:?}, requests hold {held:?}"));
         }
-        Ok(())
+        let copied = self.world.copied_pages();
+        self.live.iter().try_for_each(|live| self.check_one(live, &copied))
     }
 
-    /// Tells the ledger what has ended. Exactly those who waited for it go on: where the load brought them, or where
-    /// they were.
-    pub(crate) fn settle(&mut self) -> Result<(), String> {
-        let settled = self.ledger.settle_from(&mut self.tier);
-        let told = std::mem::take(&mut self.tier.told);
-        self.note(|| format!("settle {told:?}: {settled:?}"));
-        let ready = settled.map_err(|error| format!("settle: {error}"))?;
-        let mut expected = Vec::new();
-        for &(copy, end) in &told {
-            let waits = |live: &&mut Live| live.loading.as_ref().is_some_and(|it| it.copy == copy);
-            let Some(live) = self.live.iter_mut().find(waits) else { continue };
-            expected.push(live.slot);
-            let Some(load) = live.loading.take() else { continue };
-            if !load.completion.is_complete() {
-                return Err(format!("copy {copy} has ended, and its handle does not say so"));
-            }
-            if end != CopyEnd::Done {
-                live.load_failed = true;
-                continue;
-            }
-            let page_size = self.ledger.config().page_size as usize;
-            let position = self.ledger.position(live.slot).map_err(|error| error.to_string())?;
-            let (end, len) = (position.processed as usize, load.pages.len() * page_size);
-            let Some(right) = end.checked_sub(len).and_then(|start| live.kv.get(start..end)) else {
-                return Err(format!("slot {} stands at {end} after a load of {len} tokens", live.slot.0));
-            };
-            let loaded = load.pages.iter().flat_map(|&page| self.tier.device.page(page));
-            if loaded.ne(right) {
-                return Err(format!("copy {copy} loaded other bytes than its blocks'"));
-            }
+    fn check_one(&self, live: &Live, copied: &[(Direction, PageId)]) -> Result<(), String> {
+        let slot = live.slot;
+        if self.ledger.tokens(slot).ok() != Some(&live.log[..live.known]) {
+            return Err(format!("slot {} lost its tokens", slot.0));
         }
-        if ready == expected { Ok(()) } else { Err(format!("{ready:?} are ready, not {expected:?}")) }
+        let row = self.ledger.pages(slot).map_err(|error| error.to_string())?;
+        if let Some((_, page)) =
+            copied.iter().find(|(way, page)| *way == Direction::Load && row.contains(page))
+        {
+            return Err(format!("{page} is in the row of slot {} while a load writes it", slot.0));
+        }
+        if live.awaited().is_some_and(|(copy, _)| !self.ledger.is_copying(copy)) {
+            return Err(format!("slot {} waits for a copy that is over", slot.0));
+        }
+        match &live.aside {
+            Some(Aside { stage: Stage::Away, copy, processed, .. }) => {
+                self.world.check_away(copy.id.0, &live.kv[..*processed])
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Everything in flight ends or is cancelled, every request is finished by itself, and all go. Then no page
@@ -69,14 +50,14 @@ impl Engine {
         self.launch()?;
         self.offload()?;
         let time = if self.random.one_in(3) { self.random.below(200) as u64 } else { u64::MAX };
-        self.tier.pass(time)?;
+        self.world.pass(time)?;
         self.note(|| "shut down".into());
-        self.tier.shut_down();
+        self.world.shut_down();
         self.settle()?;
-        self.tier.pass(u64::MAX)?;
+        self.world.pass(u64::MAX)?;
         self.check()?;
         self.unpin_all()?;
-        if self.ledger.copies_in_flight() > 0 || self.tier.index.in_flight() > 0 {
+        if self.ledger.copies_in_flight() > 0 {
             return Err("copies are in flight after the shutdown".into());
         }
         for index in 0..self.live.len() {
@@ -102,7 +83,7 @@ impl Engine {
         for _ in 0..late {
             self.ledger.step(&[slot], &[], Some(&[0])).map_err(|error| format!("step: {error}"))?;
         }
-        match self.ledger.alloc_from(&mut self.tier, &[slot], &[]) {
+        match self.ledger.alloc_from(&mut self.world, &[slot], &[]) {
             Ok(begun) if begun.is_empty() => {}
             Ok(_) => return Err("a load begins after the shutdown".into()),
             // An empty request, or one that grew over the pool.
@@ -111,14 +92,14 @@ impl Engine {
         }
         self.live[0].planned = true;
         self.launch()?;
-        self.tier.pass(u64::MAX)?;
+        self.world.pass(u64::MAX)?;
         let live = &mut self.live[0];
         let Some(out) = live.out.pop_front() else { return Err("nothing was launched".into()) };
         live.known += out.sampled.len();
         let count = out.sampled.len() as u32;
         self.ledger
             .step(&[slot], &out.sampled, Some(&[count]))
-            .and_then(|()| self.ledger.offload_to(&mut self.tier))
+            .and_then(|()| self.ledger.offload_to(&mut self.world))
             .map_err(|error| format!("step: {error}"))
     }
 
@@ -128,11 +109,6 @@ impl Engine {
         if counters.copies_started != ended {
             return Err(format!("{} copies were started, {ended} have ended", counters.copies_started));
         }
-        let index = self.tier.index.counters();
-        let counted = (index.stored + index.unstored, index.loaded + index.unloaded);
-        if counted != self.tier.blocks_begun {
-            return Err(format!("{counted:?} blocks were counted, of {:?}", self.tier.blocks_begun));
-        }
-        Ok(())
+        self.world.check_end()
     }
 }

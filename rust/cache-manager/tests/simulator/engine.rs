@@ -1,30 +1,42 @@
 //! A random engine: it makes legal calls in any order beside a device and a tier that run late, and checks the
 //! books and the bytes after each.
 
+use crate::broken::Broken;
 use crate::kv::{keys, kv_of, request, root};
 use crate::live::{Live, Loading};
 use crate::random::Random;
-use crate::tier::{Broken, Tier};
+use crate::world::World;
 use block_hash::Token;
-use block_pool::{EvictionPolicy, Step};
-use cache_manager::{BegunLoad, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, SlotId};
+use block_pool::{EvictionPolicy, Priority, Step};
+use cache_manager::{
+    BegunLoad, BlockRetention, CopyJob, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, SlotId,
+    TokenRange, WritePolicy,
+};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-const MOST_LIVE: usize = 4;
+pub(crate) const MOST_LIVE: usize = 5;
 const CALLS: usize = 200;
 /// Calls shown of a run that fails.
 const SHOWN: usize = 30;
 
-pub(crate) struct Engine {
+type Call<W> = fn(&mut Engine<W>) -> Result<(), String>;
+
+pub(crate) struct Engine<W> {
     pub(crate) random: Random,
     pub(crate) ledger: Ledger,
-    pub(crate) tier: Tier,
+    pub(crate) world: W,
+    pub(crate) broken: Option<Broken>,
     pub(crate) live: Vec<Live>,
     /// Results due for requests that were released.
     pub(crate) orphans: Vec<(SlotId, VecDeque<Vec<Token>>)>,
     pub(crate) pins: Vec<u64>,
     /// Resets: what KV is computed with changes with each.
     pub(crate) weights: u32,
+    /// Copies of what requests had that let go of it.
+    pub(crate) leaving: Vec<CopyJob>,
+    /// Blocks loaded ahead of their request.
+    pub(crate) prefetched: u64,
     /// Seconds.
     clock: f64,
     /// Whether prompt chunks are delivered when they are launched, not when they have run.
@@ -34,28 +46,35 @@ pub(crate) struct Engine {
     calls: VecDeque<String>,
 }
 
-impl Engine {
-    pub(crate) fn new(seed: u64, broken: Option<Broken>) -> Engine {
+impl<W: World> Engine<W> {
+    /// An engine whose choices `seed` draws, in the world that `make` makes for it.
+    pub(crate) fn new(
+        seed: u64,
+        broken: Option<Broken>,
+        make: impl FnOnce(&LedgerConfig, &mut Random) -> W,
+    ) -> Engine<W> {
         let mut random = Random(seed);
-        let page_size = 2 + random.below(3) as u32;
-        let pages = 8 + random.below(17) as u32;
         let policies = [EvictionPolicy::PriorityLru, EvictionPolicy::PrioritySlru];
+        let write_policy = write_policy(&mut random);
+        // Few of the pages that may be evicted are copied ahead of that.
+        let least = if matches!(write_policy, WritePolicy::OnEvict { .. }) { 20 } else { 8 };
         let config = LedgerConfig {
             on_duplicate: if random.one_in(2) { OnDuplicate::Private } else { OnDuplicate::Adopt },
             reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
             policy: policies[random.below(2)],
-            ..LedgerConfig::new(page_size, pages)
+            write_policy,
+            ..LedgerConfig::new(2 + random.below(3) as u32, least + random.below(17) as u32)
         };
-        let mut tier = Tier::new(pages, 4 + random.below(13) as u32, page_size, &mut random);
-        tier.broken = broken;
-        tier.mover.waits_for_fences = broken != Some(Broken::IgnoresFences);
         Engine {
+            world: make(&config, &mut random),
             ledger: Ledger::new(config),
-            tier,
+            broken,
             live: Vec::new(),
             orphans: Vec::new(),
             pins: Vec::new(),
             weights: 0,
+            leaving: Vec::new(),
+            prefetched: 0,
             clock: 0.0,
             eager: random.one_in(2),
             made: 0,
@@ -70,9 +89,9 @@ impl Engine {
         let calls = (0..CALLS).try_for_each(|number| {
             if number == shuts_down {
                 self.note(|| "shut down".into());
-                self.tier.shut_down();
+                self.world.shut_down();
             }
-            self.checked(Engine::call)
+            self.checked(Self::call)
         });
         calls.and_then(|()| self.wind_up()).map_err(|fault| self.explain(&fault))
     }
@@ -83,36 +102,39 @@ impl Engine {
         format!("{fault}\nthe last calls, each after its time:\n  {}", calls.join("\n  "))
     }
 
-    fn checked(&mut self, call: fn(&mut Engine) -> Result<(), String>) -> Result<(), String> {
+    fn checked(&mut self, call: Call<W>) -> Result<(), String> {
         let before = self.made;
         call(self)?;
         if self.made == before { Ok(()) } else { self.check() }
     }
 
     fn call(&mut self) -> Result<(), String> {
-        self.tier.pass(self.random.below(6) as u64)?;
-        match self.random.below(50) {
-            0..=5 => self.claim(),
-            6..=11 => self.alloc(),
-            12..=16 => self.serve(),
-            17..=20 => self.launch(),
-            21..=23 => self.pass_time(),
-            24..=29 => self.deliver(),
-            30..=33 => self.settle(),
-            34 => self.offload(),
-            35..=37 => self.forget(),
-            38..=40 => self.release(),
-            41 => self.append(),
-            42 => self.truncate(),
-            43 => self.preempt(),
-            44 => self.fork(),
-            45 => {
+        self.world.pass(self.random.below(6) as u64)?;
+        match self.random.below(65) {
+            0..=7 => self.claim(),
+            8..=10 => self.alloc(),
+            11..=21 => self.serve(),
+            22..=24 => self.launch(),
+            25 | 26 => self.pass_time(),
+            27..=31 => self.deliver(),
+            32..=35 => self.settle(),
+            36 => self.offload(),
+            37..=39 => self.forget(),
+            40 => self.release(),
+            41 | 42 => self.append(),
+            43 => self.truncate(),
+            44 => self.preempt(),
+            45..=48 => self.fork(),
+            49 => {
                 self.cancel();
                 Ok(())
             }
-            46 => self.commit(),
-            47 => self.pin(),
-            48 => self.begin_step(),
+            50 => self.commit(),
+            51 => self.pin(),
+            52 => self.begin_step(),
+            53..=55 => self.suspend(),
+            56..=58 => self.resume(),
+            59..=63 => self.prefetch(),
             _ => {
                 if self.random.one_in(10) {
                     self.reset();
@@ -126,19 +148,12 @@ impl Engine {
         if self.live.len() == MOST_LIVE {
             return Ok(());
         }
-        // Few prompts, so that most share a prefix with another.
-        let (family, own) = (self.random.below(2), self.random.below(2));
+        let (tokens, salt) = self.prompt();
         let page_size = self.ledger.config().page_size;
-        let most = if self.random.one_in(6) { 12 } else { 5 };
-        let shared = self.random.below(most * page_size as usize);
-        let tokens: Vec<Token> = (0..shared)
-            .map(|i| (family * 100 + i) as Token)
-            .chain((0..=self.random.below(4)).map(|i| (200 + own * 10 + i) as Token))
-            .collect();
-        let salt = if self.random.one_in(6) { "other" } else { "" };
         let mut new = request(&tokens, salt, page_size);
         new.no_read = self.random.one_in(20);
         new.no_store = self.random.one_in(20);
+        new.retention = self.retention(tokens.len());
         new.drafts = if self.random.one_in(6) { 1 + self.random.below(2) as u32 } else { 0 };
         let drafts = new.drafts as usize;
         let slot = self.ledger.claim(new).map_err(|refused| format!("claim: {}", refused.error))?;
@@ -148,10 +163,32 @@ impl Engine {
         Ok(())
     }
 
+    /// Few prompts, so that most share a prefix with another.
+    pub(crate) fn prompt(&mut self) -> (Vec<Token>, &'static str) {
+        let (family, own) = (self.random.below(2), self.random.below(2));
+        let most = if self.random.one_in(6) { 12 } else { 5 };
+        let shared = self.random.below(most * self.ledger.config().page_size as usize);
+        let tokens = (0..shared)
+            .map(|i| (family * 100 + i) as Token)
+            .chain((0..=self.random.below(4)).map(|i| (200 + own * 10 + i) as Token))
+            .collect();
+        (tokens, if self.random.one_in(6) { "other" } else { "" })
+    }
+
+    /// Some requests say how long their blocks are kept.
+    fn retention(&mut self, tokens: usize) -> Option<Arc<BlockRetention>> {
+        if !self.random.one_in(4) {
+            return None;
+        }
+        let [prompt, rest] = [(); 2].map(|()| priority(&mut self.random));
+        let range = TokenRange { start: 0, end: None, retention: prompt.into() };
+        Some(Arc::new(BlockRetention::new(vec![range], rest.into(), tokens as u32).expect("it is one range")))
+    }
+
     fn alloc(&mut self) -> Result<(), String> {
         let may_refuse = self.random.one_in(8);
         let plannable =
-            |live: &&Live| may_refuse || (!live.planned && live.out.len() < 2 && live.loading.is_none());
+            |live: &&Live| may_refuse || (!live.planned && live.out.len() < 2 && live.is_present());
         let mut batch: Vec<SlotId> = self.live.iter().filter(plannable).map(|live| live.slot).collect();
         self.random.shuffle(&mut batch);
         batch.truncate(1 + self.random.below(3));
@@ -161,7 +198,7 @@ impl Engine {
         let bounds: Vec<u32> = batch.iter().map(|_| 1 + self.random.below(12) as u32).collect();
         let bounds = if self.random.one_in(3) { bounds } else { Vec::new() };
         let before = self.ledger.fingerprint();
-        let outcome = self.ledger.alloc_from(&mut self.tier, &batch, &bounds);
+        let outcome = self.ledger.alloc_from(&mut self.world, &batch, &bounds);
         self.note(|| {
             let begun = |begun: &Vec<BegunLoad>| format!("{:?}", loads_of(begun));
             let outcome = outcome.as_ref().map_or_else(ToString::to_string, begun);
@@ -205,6 +242,8 @@ impl Engine {
             LedgerError::InsufficientBlocks { .. }
             | LedgerError::AlreadyPlanned { .. }
             | LedgerError::Loading { .. }
+            | LedgerError::Leaving { .. }
+            | LedgerError::Suspended { .. }
             | LedgerError::TwoStepsOut { .. } => Ok(()),
             error => Err(format!("alloc: {error}")),
         }
@@ -212,12 +251,12 @@ impl Engine {
 
     /// An iteration of an engine that waits for its forward.
     fn serve(&mut self) -> Result<(), String> {
-        let calls = [Engine::settle, Engine::alloc, Engine::launch, Engine::pass_time, Engine::deliver];
+        let calls: [Call<W>; _] = [Self::settle, Self::alloc, Self::launch, Self::pass_time, Self::deliver];
         calls.into_iter().try_for_each(|call| self.checked(call))
     }
 
     fn pass_time(&mut self) -> Result<(), String> {
-        self.tier.pass(1 + self.random.below(25) as u64)
+        self.world.pass(1 + self.random.below(25) as u64)
     }
 
     /// Delivers the oldest result of some requests; of a released one, now and then.
@@ -232,7 +271,7 @@ impl Engine {
                 self.orphans.swap_remove(index);
             }
         } else {
-            let device = &self.tier.device;
+            let device = self.world.device();
             for live in self.live.iter_mut().filter(|_| !self.random.one_in(6)) {
                 let due = |step: u32| device.has_run(Step(step));
                 if let Some(tokens) = live.late.pop_front() {
@@ -260,7 +299,7 @@ impl Engine {
 
     pub(crate) fn offload(&mut self) -> Result<(), String> {
         self.note(|| "offload".into());
-        self.ledger.offload_to(&mut self.tier).map_err(|error| format!("offload: {error}"))
+        self.ledger.offload_to(&mut self.world).map_err(|error| format!("offload: {error}"))
     }
 
     fn append(&mut self) -> Result<(), String> {
@@ -286,7 +325,7 @@ impl Engine {
     }
 
     fn fork(&mut self) -> Result<(), String> {
-        let Some(index) = self.pick().filter(|_| self.live.len() < MOST_LIVE) else { return Ok(()) };
+        let Some(index) = self.pick_present().filter(|_| self.live.len() < MOST_LIVE) else { return Ok(()) };
         let parent = &self.live[index];
         let slot = self.ledger.fork(parent.slot).map_err(|error| format!("fork: {error}"))?;
         let child = parent.fork(slot);
@@ -295,10 +334,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Asks that a load be given up: it ends when the mover says so.
+    /// Asks that a copy which a request waits for be given up: it ends when the mover says so.
     fn cancel(&mut self) {
-        let mut loads = self.live.iter().filter_map(|live| live.loading.as_ref());
-        if let Some(copy) = loads.next().map(|load| (load.completion.cancel(), load.copy).1) {
+        let mut copies = self.live.iter().filter_map(Live::awaited);
+        let cancelled = copies.next().map(|(copy, completion)| (copy, completion.cancel()));
+        if let Some((copy, _)) = cancelled {
             self.note(|| format!("cancel copy {copy}"));
         }
     }
@@ -326,13 +366,13 @@ impl Engine {
             return;
         }
         let kv = kv_of(root(salt, self.weights), &log[..*known]);
-        let blocks = kv.chunks_exact(page_size as usize).map(<[u64]>::to_vec);
-        self.tier.truth.extend(keys(&log[..*known], salt, page_size).into_iter().zip(blocks));
+        let keys = keys(&log[..*known], salt, page_size).into_iter();
+        keys.zip(kv.chunks_exact(page_size as usize)).for_each(|(key, block)| self.world.learn(key, block));
     }
 
     pub(crate) fn note(&mut self, call: impl FnOnce() -> String) {
         self.made += 1;
-        self.calls.push_back(format!("{}: {}", self.tier.now, call()));
+        self.calls.push_back(format!("{}: {}", self.world.now(), call()));
         if self.calls.len() > SHOWN {
             self.calls.pop_front();
         }
@@ -342,9 +382,32 @@ impl Engine {
         self.live.iter().position(|live| live.slot == slot).expect("it is claimed")
     }
 
+    /// A request that is not suspended.
+    pub(crate) fn pick_present(&mut self) -> Option<usize> {
+        self.pick().filter(|&index| self.live[index].aside.is_none())
+    }
+
     pub(crate) fn pick(&mut self) -> Option<usize> {
         (!self.live.is_empty()).then(|| self.random.below(self.live.len()))
     }
+}
+
+fn write_policy(random: &mut Random) -> WritePolicy {
+    match random.below(4) {
+        0 | 1 => WritePolicy::WriteThrough,
+        2 => WritePolicy::Selective {
+            min_hits: 1 + random.below(2) as u32,
+            min_priority: random.one_in(2).then(|| priority(random)),
+        },
+        _ => WritePolicy::OnEvict {
+            min_priority: if random.one_in(3) { priority(random) } else { Priority::LOWEST },
+        },
+    }
+}
+
+/// Around the one that most blocks have.
+fn priority(random: &mut Random) -> Priority {
+    Priority::new(34 + random.below(3) as i64).expect("it is in range")
 }
 
 /// Slot, copy and pages of loads.

@@ -3,6 +3,7 @@
 use crate::device::{Forward, Work};
 use crate::engine::Engine;
 use crate::live::Out;
+use crate::world::World;
 use block_hash::Token;
 use block_pool::{PageId, Step};
 use cache_manager::{LedgerError, SlotId, VarlenTables};
@@ -13,7 +14,7 @@ struct Told {
     computed: usize,
 }
 
-impl Engine {
+impl<W: World> Engine<W> {
     /// Closes the open step and hands it to the device, which runs it some time later.
     pub(crate) fn launch(&mut self) -> Result<(), String> {
         let (step, open) = self.ledger.newest_step();
@@ -30,8 +31,8 @@ impl Engine {
             launched.push(self.launch_one(index, step, &told)?);
         }
         let copies = self.ledger.take_page_copies();
-        let at = self.tier.now + self.random.below(20) as u64;
-        self.tier.device.launch(Forward { step, at, copies, batch: launched });
+        let at = self.world.now() + self.random.below(20) as u64;
+        self.world.launch(Forward { step, at, copies, batch: launched });
         Ok(())
     }
 
@@ -77,13 +78,21 @@ impl Engine {
         let kv = live.kv[..computed].to_vec();
         live.planned = false;
         live.out.push_back(Out { step: step.0, sampled });
-        for &cell in written.iter().chain(&guessed) {
-            let page = PageId((cell / page_size) as u32);
-            let slab = self.ledger.slab();
-            if slab.refs(page) == 0 || slab.node(page).is_some() || self.tier.mover.on_page(page) > 0 {
-                return Err(format!("a forward writes to {page}, which others read"));
-            }
-        }
+        let cells = written.iter().chain(&guessed);
+        cells.map(|cell| PageId((cell / page_size) as u32)).try_for_each(|page| self.check_written(page))?;
         Ok(Work { row, written, kv, guessed })
+    }
+
+    /// A page that a forward writes to is nobody's but its request's. What a fork let go of may be copied meanwhile: a
+    /// step planned before writes behind its tokens.
+    fn check_written(&self, page: PageId) -> Result<(), String> {
+        let slab = self.ledger.slab();
+        let copies = self.world.copied_pages().iter().filter(|(_, copied)| *copied == page).count();
+        let leaving = self.leaving.iter().filter(|job| self.ledger.is_copying(job.id.0));
+        let harmless = leaving.filter(|job| job.pages.contains(&page)).count();
+        if slab.refs(page) == 0 || slab.node(page).is_some() || copies > harmless {
+            return Err(format!("a forward writes to {page}, which others read"));
+        }
+        Ok(())
     }
 }

@@ -2,12 +2,14 @@
 
 use crate::engine::Engine;
 use crate::kv::request;
+use crate::live::Live;
+use crate::world::World;
 use block_hash::ExtraKeys;
 use cache_manager::{NewSequence, PrefixQuery, SlotId};
 
-impl Engine {
+impl<W: World> Engine<W> {
     pub(crate) fn truncate(&mut self) -> Result<(), String> {
-        let Some(index) = self.pick() else { return Ok(()) };
+        let Some(index) = self.pick_present() else { return Ok(()) };
         let live = &mut self.live[index];
         let len = self.random.below(live.known + 1);
         self.ledger.truncate(live.slot, len as u32).map_err(|error| format!("truncate: {error}"))?;
@@ -32,12 +34,15 @@ impl Engine {
         let slot = live.slot;
         live.cut(live.known);
         live.loading = None;
+        live.aside = None;
         self.note(|| format!("preempt slot {}", slot.0));
         self.ledger.preempt(&[slot]).map_err(|error| format!("preempt: {error}"))
     }
 
+    /// Spares most requests that are set aside: they are to come back.
     pub(crate) fn release(&mut self) -> Result<(), String> {
-        self.pick().map_or(Ok(()), |index| self.release_slot(self.live[index].slot))
+        let picked = if self.random.one_in(4) { self.pick() } else { self.pick_present() };
+        picked.map_or(Ok(()), |index| self.release_slot(self.live[index].slot))
     }
 
     pub(crate) fn release_slot(&mut self, slot: SlotId) -> Result<(), String> {
@@ -57,16 +62,18 @@ impl Engine {
             self.note(|| "unpin".into());
             return self.ledger.unpin(pin).map_err(|error| format!("unpin: {error}"));
         }
-        let Some(index) = self.pick() else { return Ok(()) };
+        let Some(index) = self.pick_present() else { return Ok(()) };
         self.note(|| format!("pin request {index}"));
         self.pins.push(self.ledger.pin(self.live[index].slot).map_err(|error| format!("pin: {error}"))?);
         Ok(())
     }
 
-    /// The device forgets what nobody uses, now and then after all have gone; the tier keeps it.
+    /// The device forgets what nobody uses, now and then after all that hold pages have gone; the tier keeps it.
     pub(crate) fn forget(&mut self) -> Result<(), String> {
-        while !self.live.is_empty() && self.random.below(4) > 0 {
-            self.release()?;
+        if self.random.one_in(3) {
+            let present = self.live.iter().filter(|live| live.aside.is_none());
+            let slots: Vec<SlotId> = present.map(|live| live.slot).collect();
+            slots.into_iter().try_for_each(|slot| self.release_slot(slot))?;
         }
         let NewSequence { namespace, chain, .. } = request(&[], "", self.ledger.config().page_size);
         let query = PrefixQuery { namespace, tokens: Vec::new(), extras: ExtraKeys::default(), chain };
@@ -78,7 +85,7 @@ impl Engine {
     /// Other weights: nothing that was stored before is right.
     pub(crate) fn reset(&mut self) {
         self.note(|| "reset".into());
-        self.tier.reset();
+        self.world.reset();
         self.ledger.reset_prefix_cache();
         self.weights += 1;
         self.live.iter_mut().for_each(|live| live.learned = 0);
@@ -87,8 +94,9 @@ impl Engine {
 
     /// Requests that hold nothing take part in what is shared now.
     pub(crate) fn start_over(&mut self) {
-        for live in self.live.iter_mut().filter(|live| live.weights != self.weights && live.loading.is_none())
-        {
+        let weights = self.weights;
+        let stale = |live: &&mut Live| live.weights != weights && live.is_present();
+        for live in self.live.iter_mut().filter(stale) {
             if self.ledger.pages(live.slot).is_ok_and(<[_]>::is_empty) {
                 live.start_over(self.weights);
             }

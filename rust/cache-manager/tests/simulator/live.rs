@@ -3,7 +3,7 @@
 use crate::kv::{kv_after, kv_of, root};
 use block_hash::Token;
 use block_pool::PageId;
-use cache_manager::SlotId;
+use cache_manager::{CopyJob, SlotId};
 use completion::Completion;
 use std::collections::VecDeque;
 
@@ -19,6 +19,23 @@ pub(crate) struct Loading {
     pub(crate) copy: u64,
     pub(crate) pages: Vec<PageId>,
     pub(crate) completion: Completion,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Leaving,
+    Away,
+    Returning,
+}
+
+/// A request that let go of its pages.
+pub(crate) struct Aside {
+    pub(crate) stage: Stage,
+    /// The copy that it waits for; while it is away the one that took it there.
+    pub(crate) copy: CopyJob,
+    pub(crate) completion: Completion,
+    /// Tokens with KV.
+    pub(crate) processed: usize,
 }
 
 pub(crate) struct Live {
@@ -41,6 +58,9 @@ pub(crate) struct Live {
     pub(crate) loading: Option<Loading>,
     /// A load failed: no other may begin.
     pub(crate) load_failed: bool,
+    pub(crate) aside: Option<Aside>,
+    /// It came for its load alone, and goes when that has ended.
+    pub(crate) prefetches: bool,
 }
 
 impl Live {
@@ -59,6 +79,8 @@ impl Live {
             late: VecDeque::new(),
             loading: None,
             load_failed: false,
+            aside: None,
+            prefetches: false,
         }
     }
 
@@ -85,6 +107,23 @@ impl Live {
         self.learned = 0;
         self.planned = false;
         self.late.extend(self.out.drain(..).map(|out| out.sampled));
+    }
+
+    /// Whether it waits for nothing and is not set aside.
+    pub(crate) fn is_present(&self) -> bool {
+        self.loading.is_none() && self.aside.is_none()
+    }
+
+    /// Whether no forward is planned or out for it either.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_present() && !self.planned && self.out.is_empty()
+    }
+
+    /// The copy that it waits for, and its handle.
+    pub(crate) fn awaited(&self) -> Option<(u64, &Completion)> {
+        let aside = self.aside.as_ref().filter(|aside| aside.stage != Stage::Away);
+        let load = self.loading.as_ref().map(|load| (load.copy, &load.completion));
+        load.or(aside.map(|aside| (aside.copy.id.0, &aside.completion)))
     }
 
     /// The request holds nothing: it computes everything anew.

@@ -4,7 +4,7 @@
 use crate::device::Device;
 use crate::kv::POISON;
 use crate::random::Random;
-use block_pool::{PageId, Step};
+use block_pool::Step;
 use tiered_connector::job::{Direction, Job, Outcome, TierKey, UnitId};
 
 /// How a seed's copies behave. A number `n` means once in `n` times; 0 means never.
@@ -164,16 +164,6 @@ impl Mover {
     /// Whether a job reads or writes the unit.
     pub(crate) fn touches(&self, unit: UnitId) -> bool {
         self.jobs.iter().any(|moving| moving.job.units.contains(&unit))
-    }
-
-    /// Jobs that write to pages.
-    pub(crate) fn loads(&self) -> impl Iterator<Item = &Job> {
-        self.jobs.iter().map(|moving| &moving.job).filter(|job| job.direction == Direction::Load)
-    }
-
-    /// Jobs that read or write the page.
-    pub(crate) fn on_page(&self, page: PageId) -> usize {
-        self.jobs.iter().filter(|moving| moving.job.pages.contains(&page)).count()
     }
 
     /// A short time, now and then a long one.

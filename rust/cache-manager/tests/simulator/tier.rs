@@ -1,38 +1,17 @@
 //! A tier beyond the device in virtual time: the product's index, a mover, and what the index must hold.
 
-use crate::device::Device;
+use crate::broken::Broken;
+use crate::device::{Device, Forward};
 use crate::kv::tier_key;
 use crate::mover::{Habits, Mover, Moving};
 use crate::random::Random;
+use crate::world::{World, check_copied};
 use block_pool::{EvictionPolicy, PageId, Priority};
-use cache_manager::{BlockKey, CopyEnd, CopyJob, Ledger, OffloadJob, OuterTier};
+use cache_manager::{BlockKey, CopyEnd, CopyJob, Ledger, LedgerConfig, OffloadJob, OuterTier, WritePolicy};
 use completion::{Completer, Completion, pending};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use tiered_connector::index::TierIndex;
 use tiered_connector::job::{Direction, Job, Offer, Outcome, TierKey, UnitId};
-
-/// What a broken variant does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Broken {
-    /// Blocks are found when their store begins.
-    FindsBlocksEarly,
-    /// The ledger is told that a load has ended when it begins.
-    EndsLoadsEarly,
-    /// The ledger is told that an offload has ended when it begins: its pages are used again.
-    EndsOffloadsEarly,
-    /// Stores and loads wait for no forward.
-    IgnoresFences,
-    /// A copy of several jobs ends with the first.
-    EndsWithFirstJob,
-    /// Units count as read when a load begins: they are given to other blocks.
-    FreesUnitsEarly,
-    /// The index is told that failed stores ended well.
-    TrustsFailedStores,
-    /// The ledger is told that failed loads ended well.
-    TrustsFailedLoads,
-    /// A reset forgets nothing here.
-    KeepsBlocksAtReset,
-}
 
 /// A copy that the ledger began, of one job or several.
 struct Transfer {
@@ -42,19 +21,23 @@ struct Transfer {
 }
 
 pub(crate) struct Tier {
-    pub(crate) now: u64,
-    pub(crate) device: Device,
+    now: u64,
+    device: Device,
     pub(crate) mover: Mover,
     pub(crate) index: TierIndex,
+    /// What the ledger offers.
+    write_policy: WritePolicy,
     pub(crate) broken: Option<Broken>,
     /// The right content of every block that a request had.
-    pub(crate) truth: HashMap<TierKey, Vec<u64>>,
+    truth: HashMap<TierKey, Vec<u64>>,
     /// What was told by [`OuterTier::take_ended`] since somebody looked.
-    pub(crate) told: Vec<(u64, CopyEnd)>,
+    told: Vec<(u64, CopyEnd)>,
     /// The first rule that was broken in a call.
-    pub(crate) fault: Option<String>,
+    fault: Option<String>,
     /// Blocks of jobs begun: stored and loaded.
-    pub(crate) blocks_begun: (u64, u64),
+    blocks_begun: (u64, u64),
+    /// Private units that each suspension was copied to.
+    pub(crate) away: HashMap<u64, Vec<UnitId>>,
     /// Blocks whose store ended well after the last reset, until their unit is given away.
     held: BTreeMap<UnitId, TierKey>,
     /// The reset before which each job in flight was begun.
@@ -64,114 +47,44 @@ pub(crate) struct Tier {
     /// Jobs and copies that have ended, which the index and the ledger were not told of.
     ended_jobs: Vec<(Moving, Outcome)>,
     ended: Vec<(u64, CopyEnd)>,
-    closed: bool,
+    /// Jobs that a broken variant told the index of when they began.
+    told_early: HashSet<u64>,
+    pub(crate) closed: bool,
     /// The index was called since it was checked.
     entered: bool,
     random: Random,
 }
 
 impl Tier {
-    pub(crate) fn new(pages: u32, units: u32, page_size: u32, random: &mut Random) -> Tier {
+    pub(crate) fn new(config: &LedgerConfig, broken: Option<Broken>, random: &mut Random) -> Tier {
         let policies = [EvictionPolicy::PriorityLru, EvictionPolicy::PrioritySlru];
         let habits = Habits::draw(random);
+        let units = 3 + random.below(20) as u32;
+        let mut mover = Mover::new(units, config.page_size, habits, Random(random.next()));
+        mover.waits_for_fences = broken != Some(Broken::IgnoresFences);
         Tier {
             now: 0,
-            device: Device::new(pages, page_size),
-            mover: Mover::new(units, page_size, habits, Random(random.next())),
+            device: Device::new(config.pages, config.page_size),
+            mover,
             index: TierIndex::new(units, policies[random.below(2)]),
-            broken: None,
+            write_policy: config.write_policy,
+            broken,
             truth: HashMap::new(),
             told: Vec::new(),
             fault: None,
             blocks_begun: (0, 0),
+            away: HashMap::new(),
             held: BTreeMap::new(),
             resets: 0,
             begun_at: HashMap::new(),
             transfers: HashMap::new(),
             ended_jobs: Vec::new(),
             ended: Vec::new(),
+            told_early: HashSet::new(),
             closed: false,
             entered: false,
             random: Random(random.next()),
         }
-    }
-
-    /// Lets time pass: forwards run and copies go on, each in its moment.
-    pub(crate) fn pass(&mut self, time: u64) -> Result<(), String> {
-        let until = self.now.saturating_add(time);
-        loop {
-            let forward = self.device.next_at().unwrap_or(u64::MAX);
-            let (at, number) = self.mover.next(&self.device).unwrap_or((u64::MAX, 0));
-            let next = forward.min(at);
-            if next > until || next == u64::MAX {
-                break;
-            }
-            self.now = self.now.max(next);
-            if forward <= at {
-                self.device.run_one()?;
-            } else {
-                let copy = self.mover.jobs[number].copy;
-                let transfer = self.transfers.get(&copy);
-                let cancelled = transfer.is_some_and(|transfer| transfer.completer.is_cancel_requested());
-                if let Some((moving, outcome)) =
-                    self.mover.go_on(number, self.now, &mut self.device, cancelled)
-                {
-                    self.end_job(moving, outcome);
-                }
-            }
-        }
-        self.now = if until == u64::MAX { self.now } else { until };
-        Ok(())
-    }
-
-    /// Forgets every block.
-    pub(crate) fn reset(&mut self) {
-        self.enter();
-        self.truth.clear();
-        if self.broken != Some(Broken::KeepsBlocksAtReset) {
-            self.index.reset();
-            self.held.clear();
-            self.resets += 1;
-        }
-    }
-
-    /// Takes no more copies, and cancels those in flight, wherever they are.
-    pub(crate) fn shut_down(&mut self) {
-        self.closed = true;
-        while let Some(moving) = self.mover.jobs.pop() {
-            self.end_job(moving, Outcome::Cancelled);
-        }
-        self.enter();
-    }
-
-    /// The index's books, what it says is here, and the pins of pages that are being copied.
-    pub(crate) fn check(&mut self, ledger: &Ledger) -> Result<(), String> {
-        if std::mem::take(&mut self.entered) {
-            self.index.verify().map_err(|fault| format!("index: {fault}"))?;
-        }
-        if self.index.blocks() as usize != self.held.len() {
-            return Err(format!("the index finds {} blocks of {}", self.index.blocks(), self.held.len()));
-        }
-        for (&unit, key) in &self.held {
-            if !self.index.contains(key) {
-                return Err(format!("the index does not find a block that is in unit {}", unit.0));
-            }
-            if self.truth.get(key).is_none_or(|right| right != self.mover.unit(unit)) {
-                return Err(format!("unit {} holds other bytes than its block's", unit.0));
-            }
-        }
-        let slab = ledger.slab();
-        for Moving { job, copy, .. } in &self.mover.jobs {
-            for &page in &job.pages {
-                if (slab.pins(page) as usize) < self.mover.on_page(page) {
-                    return Err(format!("{page} is not pinned while copy {copy} touches it"));
-                }
-                if job.direction == Direction::Load && slab.node(page).is_some() {
-                    return Err(format!("{page} is published while copy {copy} writes it"));
-                }
-            }
-        }
-        Ok(())
     }
 
     fn note(&mut self, fault: String) {
@@ -206,14 +119,14 @@ impl Tier {
     }
 
     /// Every call first tells the index what has ended, as the connector does.
-    fn enter(&mut self) {
+    pub(crate) fn enter(&mut self) {
         self.entered = true;
         self.random.shuffle(&mut self.ended_jobs);
         for (Moving { job, keys, .. }, outcome) in std::mem::take(&mut self.ended_jobs) {
             let trusted = self.broken == Some(Broken::TrustsFailedStores);
             let outcome = if trusted { Outcome::Done } else { outcome };
             let current = self.begun_at.remove(&job.id.0) == Some(self.resets);
-            if !self.is_told_early(job.direction) && !self.index.apply(job.id, &outcome) {
+            if !self.told_early.remove(&job.id.0) && !self.index.apply(job.id, &outcome) {
                 self.note(format!("job {} was not in flight", job.id.0));
             }
             if job.direction == Direction::Store && outcome == Outcome::Done && current {
@@ -222,51 +135,50 @@ impl Tier {
         }
     }
 
-    /// Takes note of a job that the index planned, and gives it to the mover.
-    fn begin_job(&mut self, job: Job, blocks: &[(TierKey, PageId)], copy: u64) {
+    /// Takes note of a job for blocks that the index planned, and gives it to the mover.
+    fn begin_block_job(&mut self, job: Job, blocks: &[(TierKey, PageId)], copy: u64) {
         let key = |page| blocks.iter().find(|&&(_, of)| of == page).map(|&(key, _)| key);
         let keys: Vec<TierKey> = job.pages.iter().copied().filter_map(key).collect();
         let count = job.units.len() as u64;
         if job.direction == Direction::Store {
-            if let Some(unit) = job.units.iter().find(|&&unit| self.mover.touches(unit)) {
-                self.note(format!("unit {} is given away while it is read or written", unit.0));
-            }
-            self.held.retain(|unit, _| !job.units.contains(unit));
             self.blocks_begun.0 += count;
+            self.give_away(&job.units);
         } else {
             self.blocks_begun.1 += count;
         }
-        if self.is_told_early(job.direction) {
+        let early = match job.direction {
+            Direction::Store => Broken::FindsBlocksEarly,
+            Direction::Load => Broken::FreesUnitsEarly,
+        };
+        self.begin_job(job, keys, copy, early);
+    }
+
+    /// Units are given to other blocks, or to a request.
+    pub(crate) fn give_away(&mut self, units: &[UnitId]) {
+        if let Some(unit) = units.iter().find(|&&unit| self.mover.touches(unit)) {
+            self.note(format!("unit {} is given away while it is read or written", unit.0));
+        }
+        self.held.retain(|unit, _| !units.contains(unit));
+    }
+
+    /// Gives a job to the mover. The broken variant `early` tells the index at once that it has ended.
+    pub(crate) fn begin_job(&mut self, job: Job, keys: Vec<TierKey>, copy: u64, early: Broken) {
+        if self.broken == Some(early) {
             self.index.apply(job.id, &Outcome::Done);
+            self.told_early.insert(job.id.0);
         }
         self.begun_at.insert(job.id.0, self.resets);
         self.mover.ask(job, keys, copy, self.now, &self.device);
     }
 
-    fn begin(
-        &mut self,
-        copy: u64,
-        jobs: Vec<Job>,
-        blocks: &[(TierKey, PageId)],
-        early: Broken,
-    ) -> Completion {
+    /// Begins a copy of so many jobs. The broken variant `early` tells the ledger at once that it has ended.
+    pub(crate) fn begin(&mut self, copy: u64, jobs: usize, early: Broken) -> Completion {
         let (completer, completion) = pending();
-        self.transfers.insert(copy, Transfer { left: jobs.len(), end: CopyEnd::Done, completer });
-        if jobs.is_empty() || self.broken == Some(early) {
+        self.transfers.insert(copy, Transfer { left: jobs, end: CopyEnd::Done, completer });
+        if jobs == 0 || self.broken == Some(early) {
             self.end_transfer(copy);
         }
-        for job in jobs {
-            self.begin_job(job, blocks, copy);
-        }
         completion
-    }
-
-    /// Whether the index is told of a job's end when it begins.
-    fn is_told_early(&self, direction: Direction) -> bool {
-        match direction {
-            Direction::Store => self.broken == Some(Broken::FindsBlocksEarly),
-            Direction::Load => self.broken == Some(Broken::FreesUnitsEarly),
-        }
     }
 
     /// Whether copies are declined now.
@@ -298,24 +210,39 @@ impl OuterTier for Tier {
         if jobs.is_none() {
             self.note("a block is asked for that is not here".into());
         }
-        Some(self.begin(job.id.0, jobs?, &blocks, Broken::EndsLoadsEarly))
+        let jobs = jobs?;
+        let completion = self.begin(job.id.0, jobs.len(), Broken::EndsLoadsEarly);
+        for part in jobs {
+            self.begin_block_job(part, &blocks, job.id.0);
+        }
+        Some(completion)
     }
 
     fn offload(&mut self, job: &OffloadJob) -> bool {
-        let OffloadJob { keys, copy: job, .. } = job;
+        let OffloadJob { keys, priorities, copy: job } = job;
         self.enter();
+        let (demotes, least) = match self.write_policy {
+            WritePolicy::OnEvict { min_priority } => (true, min_priority),
+            WritePolicy::WriteThrough | WritePolicy::Selective { .. } => (false, Priority::LOWEST),
+        };
+        if priorities.iter().any(|&priority| priority < least) {
+            self.note("a block of too low a priority is offered".into());
+        }
         if self.declines() {
             return false;
         }
         let blocks = blocks(keys, job);
-        let mut priority = Priority::DEFAULT;
-        if self.mover.habits.knows_priorities {
-            priority = Priority::new(30 + self.random.below(10) as i64).expect("it is in range");
-        }
-        let offers: Vec<Offer> = blocks.iter().map(|&(key, page)| Offer { key, page, priority }).collect();
+        let known = self.mover.habits.knows_priorities;
+        let priorities = priorities.iter().map(|&it| if known { it } else { Priority::DEFAULT });
+        let offer = |(&(key, page), priority)| Offer { key, page, priority };
+        let offers: Vec<Offer> = blocks.iter().zip(priorities).map(offer).collect();
         let parts = offers.chunks(self.mover.habits.blocks_a_job);
-        let jobs = parts.filter_map(|part| self.index.store(part, job.after)).collect();
-        self.begin(job.id.0, jobs, &blocks, Broken::EndsOffloadsEarly);
+        let jobs: Vec<Job> = parts.filter_map(|part| self.index.store(part, job.after)).collect();
+        let early = if demotes { Broken::EndsDemotionsEarly } else { Broken::EndsOffloadsEarly };
+        self.begin(job.id.0, jobs.len(), early);
+        for part in jobs {
+            self.begin_block_job(part, &blocks, job.id.0);
+        }
         true
     }
 
@@ -333,6 +260,127 @@ impl OuterTier for Tier {
         let told = self.ended.split_off(later);
         self.told.extend_from_slice(&told);
         told
+    }
+}
+
+impl World for Tier {
+    fn now(&self) -> u64 {
+        self.now
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn launch(&mut self, forward: Forward) {
+        self.device.launch(forward);
+    }
+
+    fn pass(&mut self, time: u64) -> Result<(), String> {
+        let until = self.now.saturating_add(time);
+        loop {
+            let forward = self.device.next_at().unwrap_or(u64::MAX);
+            let (at, number) = self.mover.next(&self.device).unwrap_or((u64::MAX, 0));
+            let next = forward.min(at);
+            if next > until || next == u64::MAX {
+                break;
+            }
+            self.now = self.now.max(next);
+            if forward <= at {
+                self.device.run_one()?;
+            } else {
+                let copy = self.mover.jobs[number].copy;
+                let transfer = self.transfers.get(&copy);
+                let cancelled = transfer.is_some_and(|transfer| transfer.completer.is_cancel_requested());
+                if let Some((moving, outcome)) =
+                    self.mover.go_on(number, self.now, &mut self.device, cancelled)
+                {
+                    self.end_job(moving, outcome);
+                }
+            }
+        }
+        self.now = if until == u64::MAX { self.now } else { until };
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.enter();
+        self.truth.clear();
+        if self.broken != Some(Broken::KeepsBlocksAtReset) {
+            self.index.reset();
+            self.held.clear();
+            self.resets += 1;
+        }
+    }
+
+    fn shut_down(&mut self) {
+        self.closed = true;
+        while let Some(moving) = self.mover.jobs.pop() {
+            self.end_job(moving, Outcome::Cancelled);
+        }
+        self.enter();
+    }
+
+    fn learn(&mut self, key: TierKey, block: &[u64]) {
+        self.truth.insert(key, block.to_vec());
+    }
+
+    fn take_told(&mut self) -> Vec<(u64, CopyEnd)> {
+        std::mem::take(&mut self.told)
+    }
+
+    fn copied_pages(&self) -> Vec<(Direction, PageId)> {
+        let jobs = self.mover.jobs.iter().map(|moving| &moving.job);
+        jobs.flat_map(|job| job.pages.iter().map(|&page| (job.direction, page))).collect()
+    }
+
+    fn private_units(&self) -> Vec<UnitId> {
+        let mut units: Vec<UnitId> = self.index.private_units().collect();
+        units.sort_unstable();
+        units
+    }
+
+    fn check_away(&self, copy: u64, kv: &[u64]) -> Result<(), String> {
+        let mut cells = self.away[&copy].iter().flat_map(|&unit| self.mover.unit(unit));
+        let right = kv.iter().all(|right| cells.next() == Some(right));
+        if right {
+            Ok(())
+        } else {
+            Err(format!("copy {copy} left other bytes than its request's in its units"))
+        }
+    }
+
+    fn check(&mut self, ledger: &Ledger) -> Result<(), String> {
+        if let Some(fault) = self.fault.take() {
+            return Err(fault);
+        }
+        if std::mem::take(&mut self.entered) {
+            self.index.verify().map_err(|fault| format!("index: {fault}"))?;
+        }
+        if self.index.blocks() as usize != self.held.len() {
+            return Err(format!("the index finds {} blocks of {}", self.index.blocks(), self.held.len()));
+        }
+        for (&unit, key) in &self.held {
+            if !self.index.contains(key) {
+                return Err(format!("the index does not find a block that is in unit {}", unit.0));
+            }
+            if self.truth.get(key).is_none_or(|right| right != self.mover.unit(unit)) {
+                return Err(format!("unit {} holds other bytes than its block's", unit.0));
+            }
+        }
+        check_copied(ledger, &self.copied_pages())
+    }
+
+    fn check_end(&self) -> Result<(), String> {
+        if self.index.in_flight() > 0 {
+            return Err(format!("{} jobs are in flight at the end", self.index.in_flight()));
+        }
+        let index = self.index.counters();
+        let counted = (index.stored + index.unstored, index.loaded + index.unloaded);
+        if counted != self.blocks_begun {
+            return Err(format!("{counted:?} blocks were counted, of {:?}", self.blocks_begun));
+        }
+        Ok(())
     }
 }
 
