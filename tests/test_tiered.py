@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 import weakref
@@ -112,6 +113,18 @@ def test_under_on_evict_blocks_of_a_low_priority_are_dropped() -> None:
     for number in range(1, 20):
         cache.serve(prompt_of(number, 1))
     assert cache.counted("stored_blocks") == 0
+
+
+def test_every_metric_is_documented_and_memory_of_this_process_is_never_lost() -> None:
+    cache = HostCache(pages=8, units=4)
+    for number in (1, 2):
+        cache.serve(prompt_of(number, 4))
+    table = (Path(__file__).parents[1] / "docs" / "tiers.md").read_text()
+    documented = set(re.findall(r"^\| `(connector_host_\w+)` \|", table, re.MULTILINE))
+    counted = cache.kv.metrics()
+    assert {name for name in counted if name.startswith("connector_host_")} == documented
+    assert [cache.counted(name) for name in ("dropped_lost", "lost_blocks", "losses")] == [0, 0, 0]
+    assert (cache.counted("stored_blocks"), cache.counted("evicted_blocks")) == (8, 4)
 
 
 def test_a_reset_forgets_the_tier_too() -> None:

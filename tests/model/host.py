@@ -54,6 +54,14 @@ class HostCache:
     def serve(self, prompt: list[int], **options: Any) -> int:
         """A request from its claim to its release, and the end of its offloads. Tokens that were cached."""
         ctx = self.claimed(prompt, **options)
+        self.run(ctx)
+        cached = ctx.cached_prefix_length
+        self.kv.release(ctx)
+        self.settled()
+        return cached
+
+    def run(self, ctx: pk.TextContext) -> None:
+        """Computes what has no KV yet, after a load if there is one."""
         transfer = self.kv.alloc(ctx)
         if ctx.active_length == 0:
             transfer.synchronize(10)
@@ -61,10 +69,6 @@ class HostCache:
             self.kv.alloc(ctx)
         self.compute(ctx)
         assert self.holds(ctx)
-        cached = ctx.cached_prefix_length
-        self.kv.release(ctx)
-        self.settled()
-        return cached
 
     def claimed(self, prompt: list[int], **options: Any) -> pk.TextContext:
         ctx = pk.TextContext(request_id=pk.RequestID(), tokens=prompt, **options)

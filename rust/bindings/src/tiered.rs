@@ -35,6 +35,8 @@ pub(crate) struct TieredConnector {
     pages: usize,
     /// The pool's memory; dropped after `core`, whose threads use it. None while it is given up.
     pool: Mutex<Vec<Py<PyAny>>>,
+    #[cfg(feature = "faults")]
+    pub(crate) faults: Arc<crate::faults::Faults>,
 }
 
 /// Blocks, each with its page.
@@ -63,7 +65,7 @@ fn keys_of(given: &Bound<'_, PyAny>) -> PyResult<Vec<TierKey>> {
     Ok(given.extract::<Vec<Key>>()?.into_iter().map(|Key(key)| key).collect())
 }
 
-fn closed(error: Closed) -> PyErr {
+pub(crate) fn closed(error: Closed) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
 
@@ -149,9 +151,22 @@ impl TieredConnector {
         let arena =
             Arena::new(units, unit_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let engine = Arc::new(CpuEngine::new(regions, Arc::new(arena)));
-        let core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)))
-            .map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
-        Ok(TieredConnector { core, engine, pages: count, pool: Mutex::new(pool) })
+        #[cfg(feature = "faults")]
+        let faults = Arc::default();
+        #[cfg(feature = "faults")]
+        let core = crate::faults::tier(units, unit_bytes, policy, lanes, Arc::clone(&engine), &faults);
+        #[cfg(not(feature = "faults"))]
+        let core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)));
+        let core =
+            core.map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
+        Ok(TieredConnector {
+            core,
+            engine,
+            pages: count,
+            pool: Mutex::new(pool),
+            #[cfg(feature = "faults")]
+            faults,
+        })
     }
 
     /// Lets go of the pool's memory; blocks stay. Copies fail until `adopt_pages`.
@@ -279,9 +294,12 @@ impl TieredConnector {
             ("host_known_blocks", counted.known),
             ("host_dropped_no_unit", counted.no_unit),
             ("host_dropped_busy", metrics.dropped_busy),
+            ("host_dropped_lost", metrics.dropped_lost),
             ("host_collisions", counted.collisions),
             ("host_unstored_blocks", counted.unstored),
             ("host_unloaded_blocks", counted.unloaded),
+            ("host_lost_blocks", counted.lost),
+            ("host_losses", metrics.losses),
             ("host_blocks", metrics.blocks.into()),
             ("host_private_units", metrics.private_units.into()),
             ("host_units", metrics.units.into()),
