@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from model.host import BYTES, PAGE_SIZE, HostCache, prompt_of
 from pagekeeper import (
@@ -287,18 +286,3 @@ def test_a_tier_needs_the_pool_that_it_copies_from() -> None:
     )
     with pytest.raises(ValueError, match="needs the pool"):
         PagedKVCacheManager(params, total_num_pages=8, max_batch_size=1, allocate_pools=False)
-
-
-@pytest.mark.parametrize(
-    "memory",
-    [
-        np.zeros((8, BYTES), np.uint8),
-        np.zeros((9, BYTES), np.int8),
-        np.zeros((9, 2 * BYTES), np.uint8)[:, ::2],
-        np.frombuffer(bytes(9 * BYTES), np.uint8).reshape(9, BYTES),
-    ],
-)
-def test_plain_memory_that_is_no_pool_is_refused(memory: NDArray[np.uint8]) -> None:
-    params = MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=4, num_layers=1, page_size=4)
-    with pytest.raises(ValueError, match=r"must be \[9, 128\] of uint8"):
-        PagedKVCacheManager(params, total_num_pages=8, max_batch_size=1, buffers=[memory])

@@ -74,7 +74,8 @@ class PagedKVCacheManager(PrefixCalls, PageCalls, PauseCalls):
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
         allocate_pools: False gives the ledger and tables without memory of our own; torch is not imported.
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim],
-            or of one numpy array, uint8 [pages + 1, bytes a page], which needs no torch.
+            or of numpy arrays, uint8 [pages + 1, ...] of any strides, which need no torch. A page is its
+            bytes in all arrays; of pools that are layer first give views whose first axis is the page.
         model_name: for log messages.
         weights_revision: kept; `reset_prefix_cache` may change it.
         connector: keeps blocks beyond the device. None: what `params.kv_connector_config` says.
