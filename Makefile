@@ -58,7 +58,7 @@ test-python: $(NATIVE) ## pytest, the docstrings' examples included
 test-faults: $(NATIVE) ## panics, copies that fail and busy lanes, in a build of the extension that fails on purpose
 	cargo build -p bindings --features faults --target-dir target --locked
 	$(BIN)/pytest tests/test_broken_state.py tests/test_failed_copies.py tests/test_busy_lanes.py \
-	  --native target/debug/lib_native.so
+	  tests/test_offload_races.py --native target/debug/lib_native.so
 
 test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (minutes)
 	$(BIN)/pytest tests --long --timeout 1800

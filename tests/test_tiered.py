@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import random
 import re
 import subprocess
 import sys
@@ -56,6 +58,27 @@ def test_a_prefix_that_is_used_on_the_device_does_not_age_out_of_the_tier() -> N
     cache.kv.truncate_prefix([])
     assert cache.serve(hot) == 16
     assert cache.kv.metrics()["loaded_blocks"] == 4
+
+
+def test_sessions_that_take_turns_in_a_small_tier_read_their_own_bytes_alone() -> None:
+    cache = HostCache(pages=7, units=8)
+    turns = random.Random(0)
+    for turn in range(300):
+        cache.serve(prompt_of(1 + turns.randrange(6), 5))  # looks at every byte
+        cache.serve(prompt_of(100 + turn, 1))
+    counted = cache.kv.metrics()
+    assert counted["loaded_blocks"] > 40, "sessions came back from the tier"
+    assert counted["connector_host_evicted_blocks"] > 50, "and lost units to each other"
+
+
+def test_the_block_that_the_last_token_of_a_request_fills_is_stored() -> None:
+    cache = HostCache(pages=8, units=32)
+    ctx = cache.computed(prompt_of(1, 2)[:7])
+    ctx.update(7)
+    cache.forward(ctx)  # the eighth token has KV now: its block is full
+    cache.kv.release(ctx)
+    cache.settled()
+    assert cache.counted("stored_blocks") == 2
 
 
 def test_the_least_recently_used_blocks_leave_the_tier_the_tail_first() -> None:
@@ -229,6 +252,27 @@ assert cache.serve(prompt_of(1, 6)) == 24
         text=True,
         timeout=50,
         check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_spawned_process_gets_the_parameters_and_makes_a_manager_of_its_own() -> None:
+    cache = HostCache(pages=8, units=32)
+    cache.serve(prompt_of(1, 6))
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(cache.kv)
+    program = f"""
+import pickle, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from model.host import HostCache, prompt_of
+params = pickle.loads({pickle.dumps(cache.params)!r})
+cache = HostCache(pages=8, units=32)
+assert cache.params == params
+assert cache.serve(prompt_of(1, 6)) == 0
+assert cache.serve(prompt_of(1, 6)) == 24
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
     )
     assert run.returncode == 0, run.stderr
 
