@@ -243,6 +243,7 @@ def forked(call: Callable[[], object]) -> int:
     child = os.fork()
     if child:
         return child
+    signal.alarm(20)  # whatever goes wrong, it ends
     try:
         call()
     except RuntimeError:
