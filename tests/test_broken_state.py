@@ -12,13 +12,11 @@ import pytest
 
 import pagekeeper as pk
 from model.engine import claimed, hit, manager, prefilled, request, store
+from model.faults import needs_faults
 from model.memory import PageMemory
 from model.tier import Tier
-from pagekeeper._native import Ledger
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(Ledger, "force_panic"), reason="needs a native module built with faults: make test-faults"
-)
+pytestmark = needs_faults
 
 STORED = list(range(100, 113))
 RUNNING = list(range(9))

@@ -1,92 +1,30 @@
-"""Requests set aside in host memory, and a cache that sleeps: what comes back, what is refused meanwhile."""
+"""Requests set aside in host memory: what comes back, what is refused meanwhile, what is lost."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import pagekeeper as pk
 from model.engine import manager
-from test_tiered import BYTES, PAGE_SIZE, expected, prompt_of
-
-
-class Cache:
-    """A cache on plain memory with a host tier; its forward writes f(prefix) into the page of each block."""
-
-    def __init__(self, pages: int = 8, units: int = 32, **params: Any) -> None:
-        shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
-        config = pk.KVConnectorConfig(type="rust_tiered", host_offload_max_gb=units * BYTES / 2**30)
-        self.params = pk.MHAKVCacheParams(**shape, page_size=PAGE_SIZE, kv_connector_config=config, **params)
-        self.memory = memory_of(pages)
-        self.kv = pk.PagedKVCacheManager(
-            self.params, total_num_pages=pages, max_batch_size=8, buffers=[self.memory]
-        )
-
-    def computed(self, prompt: list[int], chunk: int | None = None, **options: Any) -> pk.TextContext:
-        """A claimed request of which so many tokens have KV; None: all."""
-        ctx = pk.TextContext(request_id=pk.RequestID(), tokens=prompt, **options)
-        self.kv.claim(ctx)
-        self.forward(ctx, chunk)
-        return ctx
-
-    def forward(self, ctx: pk.TextContext, chunk: int | None = None) -> None:
-        self.kv.alloc(ctx, num_tokens=chunk)
-        first, last = ctx.processed_length, ctx.processed_length + ctx.active_length
-        self.kv.runtime_inputs([[ctx]])
-        (row,) = self.kv.get_cache_indices(ctx)
-        for block in range(first // PAGE_SIZE, -(-last // PAGE_SIZE)):
-            self.memory[row[block]] = expected(ctx.tokens.all.tolist(), block)
-        self.kv.step(ctx, counts=0)
-
-    def holds(self, ctx: pk.TextContext) -> bool:
-        """Whether every block with KV has the bytes of its prefix."""
-        (row,) = self.kv.get_cache_indices(ctx)
-        blocks = range(-(-ctx.processed_length // PAGE_SIZE))
-        tokens = ctx.tokens.all.tolist()
-        return bool(blocks) and all((self.memory[row[n]] == expected(tokens, n)).all() for n in blocks)
-
-    def suspend(self, ctx: pk.TextContext) -> None:
-        self.kv.suspend(ctx).synchronize(10)
-        assert self.settled() == []
-
-    def resume(self, ctx: pk.TextContext) -> None:
-        self.kv.resume(ctx).synchronize(10)
-        assert self.settled() == [ctx.request_id]
-
-    def settled(self) -> list[object]:
-        """Waits for every copy; the requests that became ready."""
-        ready = self.kv.poll_transfers()
-        while self.kv.metrics()["copies_in_flight"]:
-            ready += self.kv.poll_transfers()
-        self.kv.verify()
-        return ready
-
-    def private_units(self) -> int:
-        return self.kv.metrics()["connector_host_private_units"]
-
-
-def memory_of(pages: int) -> NDArray[np.uint8]:
-    return np.zeros((pages + 1, BYTES), np.uint8)
+from model.host import PAGE_SIZE, HostCache, prompt_of
 
 
 @pytest.mark.parametrize("tokens", [4, 6, 8, 25])
 def test_a_request_comes_back_to_where_it_stood_on_other_pages(tokens: int) -> None:
-    cache = Cache(pages=16)
+    cache = HostCache(pages=16)
     ctx = cache.computed(prompt_of(1, 6), chunk=tokens, no_store=True)
     (before,) = cache.kv.get_cache_indices(ctx)
     cache.suspend(ctx)
-    assert (cache.kv.block_count().free, cache.private_units()) == (16, -(-tokens // PAGE_SIZE))
+    assert (cache.kv.block_count().free, cache.counted("private_units")) == (16, -(-tokens // PAGE_SIZE))
     assert (ctx.processed_length, cache.kv.get_cache_indices(ctx)) == (0, [[]])
     cache.memory[:] = 0
     blocker = cache.computed(prompt_of(2, 6))
     cache.resume(ctx)
     (after,) = cache.kv.get_cache_indices(ctx)
-    assert (ctx.processed_length, len(after), cache.private_units()) == (tokens, len(before), 0)
+    assert (ctx.processed_length, len(after), cache.counted("private_units")) == (tokens, len(before), 0)
     assert cache.holds(ctx)
     cache.kv.release([ctx, blocker])
     counted = cache.kv.metrics()
@@ -94,7 +32,7 @@ def test_a_request_comes_back_to_where_it_stood_on_other_pages(tokens: int) -> N
 
 
 def test_a_request_goes_on_computing_after_it_came_back() -> None:
-    cache = Cache(pages=16)
+    cache = HostCache(pages=16)
     ctx = cache.computed(prompt_of(1, 6), chunk=10)
     cache.suspend(ctx)
     cache.resume(ctx)
@@ -106,7 +44,7 @@ def test_a_request_goes_on_computing_after_it_came_back() -> None:
 
 
 def test_a_token_may_come_while_its_request_is_suspended() -> None:
-    cache = Cache()
+    cache = HostCache()
     ctx = cache.computed(prompt_of(1, 2))
     cache.suspend(ctx)
     ctx.update(5)
@@ -117,7 +55,7 @@ def test_a_token_may_come_while_its_request_is_suspended() -> None:
 
 
 def test_shared_blocks_stay_cached_and_are_shared_again() -> None:
-    cache = Cache(pages=16)
+    cache = HostCache(pages=16)
     ctx = cache.computed(prompt_of(1, 3))
     cache.suspend(ctx)
     assert cache.kv.probe_prefix_match_length(prompt_of(1, 3)) == 12
@@ -132,7 +70,7 @@ def test_shared_blocks_stay_cached_and_are_shared_again() -> None:
 def test_blocks_that_are_cached_when_a_request_comes_back_are_its_twins(
     on_duplicate: str, shared: int
 ) -> None:
-    cache = Cache(pages=16, on_duplicate=on_duplicate)
+    cache = HostCache(pages=16, on_duplicate=on_duplicate)
     ctx = cache.computed(prompt_of(1, 3))
     cache.suspend(ctx)
     other = cache.computed(prompt_of(1, 3))
@@ -145,42 +83,41 @@ def test_blocks_that_are_cached_when_a_request_comes_back_are_its_twins(
 
 
 def test_what_is_suspended_is_not_found_or_announced() -> None:
-    cache = Cache(event_buffer_max_size=100)
+    cache = HostCache(event_buffer_max_size=100)
     ctx = cache.computed(prompt_of(1, 3), no_store=True)
     created = cache.kv.get_latest_events()
     cache.suspend(ctx)
     assert (len(created), cache.kv.get_latest_events()) == (1, [])
     assert cache.kv.probe_prefix_match_length(prompt_of(1, 3)) == 0
-    assert cache.kv.metrics()["connector_host_blocks"] == 0
+    assert cache.counted("blocks") == 0
     cache.resume(ctx)
     assert cache.kv.get_latest_events() == []
 
 
 def test_traffic_that_fills_the_tier_does_not_evict_what_is_suspended() -> None:
-    cache = Cache(pages=8, units=8)
+    cache = HostCache(pages=8, units=8)
     ctx = cache.computed(prompt_of(1, 5), no_store=True)
     cache.suspend(ctx)
     for number in range(2, 12):
         cache.kv.release(cache.computed(prompt_of(number, 6)))
         cache.settled()
-    counted = cache.kv.metrics()
-    assert (counted["connector_host_private_units"], counted["connector_host_blocks"]) == (6, 2)
+    assert (cache.counted("private_units"), cache.counted("blocks")) == (6, 2)
     cache.resume(ctx)
     assert cache.holds(ctx)
 
 
 def test_blocks_of_the_tier_make_room_for_what_is_suspended_whatever_their_priority() -> None:
-    cache = Cache(pages=16, units=6, default_retention_priority=100)
+    cache = HostCache(pages=16, units=6, default_retention_priority=100)
     ctx, other = cache.computed(prompt_of(1, 3)), cache.computed(prompt_of(2, 3))
     cache.settled()
-    assert cache.kv.metrics()["connector_host_blocks"] == 6
+    assert cache.counted("blocks") == 6
     cache.suspend(ctx)
-    assert (cache.kv.metrics()["connector_host_blocks"], cache.private_units()) == (2, 4)
+    assert (cache.counted("blocks"), cache.counted("private_units")) == (2, 4)
     cache.kv.release(other)
 
 
 def test_without_room_in_the_tier_nothing_is_suspended() -> None:
-    cache = Cache(pages=16, units=5)
+    cache = HostCache(pages=16, units=5)
     first, second = cache.computed(prompt_of(1, 2)), cache.computed(prompt_of(2, 2))
     third = cache.computed(prompt_of(3, 2))
     cache.settled()
@@ -193,12 +130,12 @@ def test_without_room_in_the_tier_nothing_is_suspended() -> None:
     with pytest.raises(pk.InsufficientBlocksError):
         cache.kv.suspend([second, third])
     assert cache.kv.fingerprint() == before
-    assert (cache.private_units(), cache.kv.metrics()["suspensions"]) == (3, 1)
+    assert (cache.counted("private_units"), cache.kv.metrics()["suspensions"]) == (3, 1)
     cache.kv.verify()
 
 
 def test_the_first_request_that_does_not_fit_is_named() -> None:
-    cache = Cache(pages=16, units=5)
+    cache = HostCache(pages=16, units=5)
     first, second = cache.computed(prompt_of(1, 2)), cache.computed(prompt_of(2, 2))
     cache.settled()
     with pytest.raises(pk.InsufficientBlocksError) as refused:
@@ -207,7 +144,7 @@ def test_the_first_request_that_does_not_fit_is_named() -> None:
 
 
 def test_without_room_on_the_device_nothing_is_resumed() -> None:
-    cache = Cache(pages=8)
+    cache = HostCache(pages=8)
     ctx = cache.computed(prompt_of(1, 4))
     cache.suspend(ctx)
     other = cache.computed(prompt_of(2, 4))
@@ -223,7 +160,7 @@ def test_without_room_on_the_device_nothing_is_resumed() -> None:
 
 
 def test_a_batch_goes_and_comes_together() -> None:
-    cache = Cache(pages=16)
+    cache = HostCache(pages=16)
     batch = [cache.computed(prompt_of(number, 2)) for number in (1, 2, 3)]
     transfers = cache.kv.suspend(batch)
     assert [len(transfer.block_ids) for transfer in transfers] == [3, 3, 3]
@@ -237,7 +174,7 @@ def test_a_batch_goes_and_comes_together() -> None:
 @pytest.mark.parametrize("stage", ["leaving", "away", "returning"])
 @pytest.mark.parametrize("verb", ["release", "preempt"])
 def test_a_suspended_request_may_be_given_up_at_any_moment(stage: str, verb: str) -> None:
-    cache = Cache()
+    cache = HostCache()
     ctx = cache.computed(prompt_of(1, 3))
     transfer = cache.kv.suspend(ctx)
     if stage != "leaving":
@@ -248,7 +185,7 @@ def test_a_suspended_request_may_be_given_up_at_any_moment(stage: str, verb: str
     getattr(cache.kv, verb)(ctx)
     cache.kv.verify()
     assert cache.settled() == []
-    assert (cache.private_units(), cache.kv.metrics()["suspended"]) == (0, 0)
+    assert (cache.counted("private_units"), cache.kv.metrics()["suspended"]) == (0, 0)
     if verb == "preempt":
         cache.forward(ctx)
         assert cache.holds(ctx)
@@ -270,7 +207,7 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_other_calls_say_that_the_request_is_suspended_and_change_nothing(call: str) -> None:
-    cache = Cache()
+    cache = HostCache()
     ctx = cache.computed(prompt_of(1, 3))
     transfer = cache.kv.suspend(ctx)
     messages = []
@@ -289,7 +226,7 @@ def test_other_calls_say_that_the_request_is_suspended_and_change_nothing(call: 
 
 
 def test_a_request_is_resumed_only_after_its_suspension_is_settled() -> None:
-    cache = Cache()
+    cache = HostCache()
     ctx = cache.computed(prompt_of(1, 3))
     with pytest.raises(ValueError, match="is not suspended"):
         cache.kv.resume(ctx)
@@ -301,7 +238,7 @@ def test_a_request_is_resumed_only_after_its_suspension_is_settled() -> None:
 
 
 def test_what_cannot_be_suspended_is_refused() -> None:
-    cache = Cache()
+    cache = HostCache()
     idle = pk.TextContext(request_id="idle", tokens=[1, 2])
     cache.kv.claim(idle)
     with pytest.raises(ValueError, match="no token has KV"):
@@ -319,7 +256,7 @@ def test_what_cannot_be_suspended_is_refused() -> None:
 
 
 def test_a_request_whose_page_is_still_to_be_copied_is_not_suspended() -> None:
-    cache = Cache()
+    cache = HostCache()
     parent = cache.computed(prompt_of(1, 1))
     child = cache.kv.fork(parent)
     for token in (5, 6, 7, 8):
@@ -344,15 +281,15 @@ def test_without_a_host_tier_there_is_no_suspension() -> None:
 
 
 def test_a_suspension_that_fails_is_a_loss_that_is_told() -> None:
-    cache = Cache()
+    cache = HostCache()
     ctx = cache.computed(prompt_of(1, 3))
     cache.settled()
-    fail_copies(cache)
+    cache.fail_copies()
     transfer = cache.kv.suspend(ctx)
     with pytest.raises(pk.KVLoadFailed, match="given up"):
         transfer.synchronize(10)
     assert cache.settled() == [ctx.request_id]
-    assert cache.private_units() == 0
+    assert cache.counted("private_units") == 0
     assert (ctx.processed_length, cache.kv.metrics()["suspensions_lost"]) == (0, 1)
     with pytest.raises(ValueError, match="lost: then it computes again"):
         cache.kv.resume(ctx)
@@ -362,27 +299,22 @@ def test_a_suspension_that_fails_is_a_loss_that_is_told() -> None:
 
 
 def test_a_resumption_that_fails_is_a_loss_that_is_told() -> None:
-    cache = Cache()
+    cache = HostCache()
     ctx = cache.computed(prompt_of(1, 3), no_store=True)
     cache.suspend(ctx)
-    fail_copies(cache)
+    cache.fail_copies()
     transfer = cache.kv.resume(ctx)
     with pytest.raises(pk.KVLoadFailed, match="given up"):
         transfer.result()
     assert cache.settled() == [ctx.request_id]
-    assert (cache.private_units(), cache.kv.block_count().free) == (0, 8)
+    assert (cache.counted("private_units"), cache.kv.block_count().free) == (0, 8)
     assert (ctx.processed_length, cache.kv.metrics()["suspensions_lost"]) == (0, 1)
     cache.forward(ctx)
     assert cache.holds(ctx)
 
 
-def fail_copies(cache: Cache) -> None:
-    """From now on there is no memory to copy from or to."""
-    cache.kv._connector.release_pages()  # type: ignore[union-attr]
-
-
 def test_a_reset_leaves_what_is_suspended_alone() -> None:
-    cache = Cache(pages=16)
+    cache = HostCache(pages=16)
     ctx = cache.computed(prompt_of(1, 3))
     cache.suspend(ctx)
     cache.kv.reset_prefix_cache(weights_revision="2")
@@ -396,7 +328,7 @@ def test_a_reset_leaves_what_is_suspended_alone() -> None:
 
 
 def test_a_revision_that_is_no_text_resets_nothing() -> None:
-    cache = Cache()
+    cache = HostCache()
     cache.kv.release(cache.computed(prompt_of(1, 3)))
     with pytest.raises(TypeError, match="weights_revision"):
         cache.kv.reset_prefix_cache(weights_revision=2)  # type: ignore[arg-type]
@@ -404,7 +336,7 @@ def test_a_revision_that_is_no_text_resets_nothing() -> None:
 
 
 def test_after_a_shutdown_a_suspended_request_can_only_be_computed_again() -> None:
-    cache = Cache()
+    cache = HostCache()
     away, leaving = cache.computed(prompt_of(1, 2)), cache.computed(prompt_of(2, 2))
     cache.suspend(away)
     cache.kv.suspend(leaving)
@@ -418,132 +350,3 @@ def test_after_a_shutdown_a_suspended_request_can_only_be_computed_again() -> No
         cache.kv.suspend(away)
     cache.kv.release([away, leaving])
     cache.kv.verify()
-
-
-def test_a_sleeping_cache_has_no_memory_and_wakes_up_empty() -> None:
-    cache = Cache()
-    cache.kv.release(cache.computed(prompt_of(1, 5)))
-    memory = weakref.ref(cache.memory)
-    cache.memory = memory_of(8)
-    cache.kv.sleep()
-    gc.collect()
-    assert memory() is None, "nobody refers to it"
-    cache.kv.verify()
-    assert (cache.kv.block_count().free, cache.kv.metrics()["cached_blocks"]) == (8, 0)
-    cache.kv.wake(buffers=[cache.memory])
-    reuse = cache.kv.analyze_prefix_reuse(prompt_of(1, 5))
-    assert (reuse.device_blocks, reuse.host_blocks) == (0, 5)
-    ctx = pk.TextContext(request_id="again", tokens=prompt_of(1, 5))
-    cache.kv.claim(ctx)
-    cache.kv.alloc(ctx).synchronize(10)
-    assert cache.settled() == ["again"]
-    assert ctx.processed_length == 20
-    assert cache.holds(ctx), "the blocks came to the new memory"
-
-
-def test_what_is_suspended_outlasts_a_sleep_and_is_shared_afterwards() -> None:
-    cache = Cache()
-    ctx = cache.computed(prompt_of(1, 3))
-    cache.kv.suspend(ctx)
-    cache.kv.sleep()  # waits for the copy
-    with pytest.raises(ValueError, match=r"asleep; wake\(\) it first"):
-        cache.kv.resume(ctx)
-    cache.memory = memory_of(8)
-    cache.kv.wake(buffers=[cache.memory])
-    assert cache.kv.poll_transfers() == []
-    cache.resume(ctx)
-    assert cache.holds(ctx)
-    assert cache.kv.analyze_prefix_reuse(prompt_of(1, 3)).device_blocks == 3
-
-
-def test_a_cache_whose_pages_are_held_does_not_sleep() -> None:
-    cache = Cache()
-    ctx = cache.computed(prompt_of(1, 3))
-    cache.settled()
-    pin = cache.kv.pin(ctx)
-    before = cache.kv.fingerprint()
-    with pytest.raises(ValueError, match=r"4 pages are held, by requests \(1\), pins \(1\) and copies \(0\)"):
-        cache.kv.sleep()
-    assert cache.kv.fingerprint() == before
-    cache.kv.release(ctx)
-    with pytest.raises(ValueError, match=r"3 pages are held, by requests \(0\), pins \(1\)"):
-        cache.kv.sleep()
-    cache.kv.unpin(pin)
-    cache.kv.sleep()
-    cache.kv.verify()
-
-
-def test_a_sleeping_cache_says_so() -> None:
-    cache = Cache()
-    cache.kv.sleep()
-    ctx = pk.TextContext(request_id="a", tokens=[1, 2])
-    cache.kv.claim(ctx)
-    for call in (cache.kv.alloc, cache.kv.alloc_dummy):
-        with pytest.raises(ValueError, match="asleep"):
-            call(ctx)
-    with pytest.raises(ValueError, match="asleep"):
-        cache.kv.pages_view()
-    with pytest.raises(ValueError, match="asleep"):
-        cache.kv.sleep()
-    with pytest.raises(ValueError, match="buffers: missing"):
-        cache.kv.wake()
-    with pytest.raises(ValueError, match=r"must be \[9, 128\]"):
-        cache.kv.wake(buffers=[memory_of(7)])
-    cache.kv.wake(buffers=[cache.memory])
-    with pytest.raises(ValueError, match="awake"):
-        cache.kv.wake(buffers=[cache.memory])
-    cache.forward(ctx)
-    assert cache.holds(ctx)
-
-
-def test_one_event_tells_of_a_sleep() -> None:
-    cache = Cache(event_buffer_max_size=100)
-    cache.kv.release(cache.computed(prompt_of(1, 5)))
-    cache.kv.get_latest_events()
-    cache.kv.sleep()
-    cache.kv.wake(buffers=[cache.memory])
-    assert [type(event).__name__ for event in cache.kv.get_latest_events()] == ["Cleared"]
-
-
-def test_a_cache_without_a_pool_only_forgets() -> None:
-    kv = manager()
-    ctx = pk.TextContext(request_id="a", tokens=list(range(8)))
-    kv.claim(ctx)
-    kv.alloc(ctx)
-    kv.step(ctx)
-    kv.release(ctx)
-    kv.sleep()
-    with pytest.raises(ValueError, match="allocate_pools=False"):
-        kv.wake(buffers=[memory_of(8)])
-    kv.wake()
-    assert kv.probe_prefix_match_length(list(range(9))) == 0
-    kv.verify()
-
-
-def test_a_pool_of_its_own_comes_and_goes() -> None:
-    pytest.importorskip("torch")
-    kv = manager(allocate_pools=True)
-    kv.pages_view()[1] = 3
-    kv.sleep()
-    kv.wake()
-    assert kv.pages_view().sum() == 0
-
-
-def test_a_connector_that_cannot_let_go_of_the_pool_keeps_the_cache_awake() -> None:
-    pytest.importorskip("torch")
-    kv = manager(allocate_pools=True, connector=pk.connectors.NullConnector())
-    with pytest.raises(ValueError, match="cannot be told"):
-        kv.sleep()
-
-
-def test_a_copy_that_does_not_end_keeps_the_cache_awake() -> None:
-    kv = manager()
-    ctx = pk.TextContext(request_id="a", tokens=list(range(8)))
-    kv.claim(ctx)
-    kv.alloc(ctx)
-    kv.step(ctx)
-    kv._core.start_copy(ctx, 0, 1)
-    kv.release(ctx)
-    with pytest.raises(TimeoutError, match="1 copies are still in flight"):
-        kv.sleep(timeout=0.01)
-    kv.verify()

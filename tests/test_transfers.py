@@ -238,6 +238,56 @@ def test_a_loop_that_cannot_watch_files_leaves_nothing_open(monkeypatch: pytest.
     asyncio.run(one())
 
 
+def forked(call: Callable[[], object]) -> int:
+    """The id of a forked process that makes the call and exits: with 1 if that raises a `RuntimeError`."""
+    child = os.fork()
+    if child:
+        return child
+    signal.alarm(20)  # whatever goes wrong, it ends
+    try:
+        call()
+    except RuntimeError:
+        os._exit(1)
+    os._exit(0)
+
+
+def test_a_forked_process_that_lives_on_holds_nobody_up() -> None:
+    async def one() -> None:
+        transfer, completer = pending([1])
+        waiting = asyncio.ensure_future(awaiting(transfer))
+        await asyncio.sleep(0)
+        child = forked(lambda: time.sleep(100))
+        completer.finish()
+        try:
+            await asyncio.wait_for(waiting, timeout=10)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    asyncio.run(one())
+
+
+def test_the_end_of_a_copy_in_a_forked_process_is_no_end_here() -> None:
+    async def one() -> None:
+        transfer, completer = pending([1])
+        waiting = asyncio.ensure_future(awaiting(transfer))
+        await asyncio.sleep(0)
+        assert os.waitpid(forked(lambda: completer.fail("elsewhere")), 0)[1] == 0
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        completer.finish()
+        await waiting
+
+    asyncio.run(one())
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_forked_process_does_not_wait_for_what_ends_elsewhere(wait: Callable[[Transfer], None]) -> None:
+    transfer, _completer = pending([1])
+    child = forked(lambda: wait(transfer))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
 @pytest.mark.parametrize("transfer", [pk.CompletedTransfer(), pending([1])[0]], ids=["completed", "native"])
 def test_the_handles_of_the_package_follow_the_protocol(transfer: object) -> None:
     assert isinstance(transfer, pk.KVConnectorTransfer)

@@ -5,6 +5,7 @@ Torch is needed for tensors only.
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
@@ -121,28 +122,43 @@ class DevicePool:
 class PlainPool:
     """The pages of one cache in plain memory of the caller's, without torch.
 
+    A page is its bytes in all arrays. They may lie anywhere: of a pool that is layer first,
+    [layers, pages + 1, ...], `np.moveaxis(pool, 1, 0)` is a view whose first axis is the page.
+
     Args:
         params: geometry and dtype.
         num_pages: usable pages.
-        memory: uint8 [pages + 1, bytes_per_page], contiguous and writable. Page 0 is the null page.
+        memory: writable uint8 arrays [pages + 1, ...] of any strides, `bytes_per_page` bytes a page in all.
+            Page 0 is the null page.
 
     Raises:
-        ValueError: memory that does not fit, or a cache that is not on the CPU.
+        TypeError: something else than an array.
+        ValueError: memory that does not fit or is given twice, or a cache that is not on the CPU.
     """
 
-    def __init__(self, params: KVCacheParams, num_pages: int, memory: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, params: KVCacheParams, num_pages: int, memory: Sequence[torch.Tensor | NDArray[np.uint8]]
+    ) -> None:
         if params.devices[0] != "cpu":
             raise ValueError(f"buffers[0]: a numpy array is on the CPU, the cache on {params.devices[0]}")
-        shape = (num_pages + 1, params.bytes_per_page)
-        flags = memory.flags
-        if memory.shape != shape or memory.dtype != np.uint8 or not (flags.c_contiguous and flags.writeable):
-            kind = "contiguous" if flags.c_contiguous else "not contiguous"
-            raise ValueError(
-                f"buffers[0]: {list(memory.shape)} of {memory.dtype}, {kind}, "
-                f"{'writable' if flags.writeable else 'read-only'}; must be {list(shape)} of uint8, "
-                "contiguous and writable (one page more than total_num_pages)"
-            )
-        self._memory = memory
+        self._memory: list[NDArray[np.uint8]] = []
+        for number, array in enumerate(memory):
+            if not isinstance(array, np.ndarray):
+                kind = type(array).__name__
+                raise TypeError(f"buffers[{number}]: got {kind}, must be a numpy array like buffers[0]")
+            if array.shape[:1] != (num_pages + 1,) or array.dtype != np.uint8 or not array.flags.writeable:
+                raise ValueError(
+                    f"buffers[{number}]: {list(array.shape)} of {array.dtype}, "
+                    f"{'writable' if array.flags.writeable else 'read-only'}; must be [{num_pages + 1}, ...] "
+                    "of uint8, writable (the first axis is the page, one more than total_num_pages)"
+                )
+            self._memory.append(array)
+        given = sum(array.nbytes for array in self._memory) // (num_pages + 1)
+        if given != params.bytes_per_page:
+            raise ValueError(f"buffers: {given} bytes a page, must be {params.bytes_per_page} in all arrays")
+        for (one, first), (other, second) in combinations(enumerate(self._memory), 2):
+            if np.shares_memory(first, second):
+                raise ValueError(f"buffers[{one}], buffers[{other}]: have bytes in common")
 
     def layer(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""
@@ -155,15 +171,16 @@ class PlainPool:
             copies: int32 [copies, 2], source and destination.
         """
         for source, destination in copies.tolist():
-            self._memory[destination] = self._memory[source]
+            for memory in self._memory:
+                memory[destination] = memory[source]
 
     def pages(self) -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""
         raise ValueError("the pool is plain memory: it has no tensors")
 
     def byte_arrays(self) -> list[NDArray[np.uint8]]:
-        """Every page as bytes, for copies in host memory: uint8 [pages + 1, bytes_per_page]."""
-        return [self._memory]
+        """Every page as bytes, for copies in host memory: uint8 [pages + 1, ...] each."""
+        return self._memory
 
 
 Pool: TypeAlias = DevicePool | PlainPool
@@ -172,15 +189,15 @@ Pool: TypeAlias = DevicePool | PlainPool
 def pool_for(
     params: KVCacheParams, num_pages: int, buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None
 ) -> Pool:
-    """A new pool, or one that adopts `buffers`: a list of one tensor, or of one numpy array.
+    """A new pool, or one that adopts `buffers`: a list of one tensor, or of numpy arrays.
 
     Raises:
         ImportError: torch is needed and not installed.
-        TypeError: what is given is neither.
+        TypeError: what is given is neither, or both.
         ValueError: buffers that do not fit.
     """
-    if isinstance(buffers, list | tuple) and len(buffers) == 1 and isinstance(buffers[0], np.ndarray):
-        return PlainPool(params, num_pages, buffers[0])
+    if isinstance(buffers, list | tuple) and buffers and isinstance(buffers[0], np.ndarray):
+        return PlainPool(params, num_pages, buffers)
     return DevicePool(params, num_pages, cast("Sequence[torch.Tensor] | None", buffers))
 
 

@@ -2,13 +2,14 @@
 
 use crate::batch::slots_of;
 use crate::ledger::{Ledger, bounds_from};
-use crate::tiered::TieredConnector;
+use crate::tiered::{TieredConnector, closed};
 use crate::tokens::{ids_from, seconds_from};
 use crate::transfer::Transfer;
 use cache_manager::{BegunLoad, BlockKey, CopyEnd, OuterTier, SlotId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use tiered_connector::connector::Closed;
 
 /// Blocks by what they are: canonical hash and guard each.
 pub(crate) type Keys<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
@@ -119,10 +120,17 @@ impl Ledger {
     }
 
     /// Copies of the tier that have ended since the last call: `(copy, "done" | "failed")` each.
-    fn take_ended(&self) -> PyResult<Vec<(u64, &'static str)>> {
+    fn take_ended(&self, py: Python<'_>) -> PyResult<Vec<(u64, &'static str)>> {
         let mut tier = &self.own_tier()?.core;
+        let ended = tier.take_ended();
+        if ended.is_empty()
+            && let Err(error @ Closed::Forked) = tier.check_open()
+            && self.shared.with(py, |ledger| ledger.copies_in_flight())? > 0
+        {
+            return Err(closed(error)); // those that are in flight never end here
+        }
         let name = |(copy, end)| (copy, if end == CopyEnd::Done { "done" } else { "failed" });
-        Ok(tier.take_ended().into_iter().map(name).collect())
+        Ok(ended.into_iter().map(name).collect())
     }
 
     /// Whether a copy was begun with the tier and was not among those that have ended.

@@ -1,12 +1,17 @@
 //! The native class `DiskDirectory`: where blocks survive their process.
 
+use block_pool::EvictionPolicy;
 use disk_store::directory::{Directory, OpenError};
 use disk_store::manifest::{Fingerprint, Manifest};
-use disk_store::store::{Files, Layout};
+use disk_store::store::{Files, Layout, Sync as Fsync};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::path::PathBuf;
+use std::sync::Arc;
+use tiered_connector::host::Arena;
+use tiered_connector::index::TierIndex;
+use tiered_connector::vault::DiskVault;
 
 /// Most bytes that are kept of what a block was made of.
 const ORIGIN_BYTES: usize = 0;
@@ -31,16 +36,28 @@ pub(crate) struct DiskDirectory {
     named: bool,
 }
 
-/// A store to be opened.
-pub(crate) struct Taken {
-    pub(crate) files: Files,
-    pub(crate) number: u64,
-    pub(crate) layout: Layout,
-}
-
 impl DiskDirectory {
-    /// Takes the directory, for a store of `bytes` bytes; as many as there is room for, up to `wished`, if it is None.
-    pub(crate) fn take(&self, block_bytes: usize, bytes: Option<u64>, wished: u64) -> PyResult<Taken> {
+    /// Opens the store for a tier above whose units are those of `arena`, for a pool of so many pages: of `bytes` bytes,
+    /// or twice the pool, as far as there is room, if that is None.
+    pub(crate) fn open(
+        &self,
+        arena: Arc<Arena>,
+        pages: usize,
+        bytes: Option<u64>,
+        depth: usize,
+        fsync: &str,
+        policy: EvictionPolicy,
+    ) -> PyResult<(TierIndex, DiskVault)> {
+        let sync = match fsync {
+            "batch" => Fsync::Batch,
+            "none" => Fsync::None,
+            "always" => Fsync::Always,
+            _ => {
+                let message = format!("fsync={fsync:?}: must be 'batch', 'none' or 'always'");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        let block_bytes = arena.unit_bytes();
         if self.manifest.block_bytes != block_bytes as u64 {
             return Err(PyValueError::new_err(format!(
                 "disk: its blocks have {} bytes, a page has {block_bytes}",
@@ -48,29 +65,31 @@ impl DiskDirectory {
             )));
         }
         let mut place = self.directory.lock();
-        let Some(directory) = &*place else {
-            return Err(PyRuntimeError::new_err("disk: another tier has it"));
-        };
-        let one = Layout { block_bytes, origin_bytes: ORIGIN_BYTES, slots: 1 };
-        let each = one.slot_bytes() as u64 + one.entry_bytes() as u64;
-        let room = directory.room().map_err(|error| raised(&error))?;
-        let bytes = bytes.unwrap_or(wished.min(room / 10 * 9));
-        let slots = bytes.saturating_sub(one.entry_at(0)) / each;
-        if slots == 0 {
-            let hundredths = one.bytes().div_ceil((1 << 30) / 100); // of a GiB
-            return Err(PyValueError::new_err(format!(
-                "the disk tier has {bytes} bytes, but one block takes {}: give disk_offload_max_gb={}.{:02} or more",
-                one.bytes(),
-                hundredths / 100,
-                hundredths % 100
-            )));
-        }
-        let layout = Layout { slots: slots.min(block_pool::Slab::MAX_PAGES.into()) as u32, ..one };
-        directory.check_space(layout.bytes()).map_err(|error| raised(&error))?;
         let directory = place.take().ok_or_else(|| PyRuntimeError::new_err("disk: another tier has it"))?;
+        let layout = layout(&directory, block_bytes, bytes, 2 * (block_bytes * pages) as u64)?;
         let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
-        Ok(Taken { files, number: self.manifest.store, layout })
+        DiskVault::open(files, self.manifest.store, layout, sync, depth.clamp(1, 1024), policy, arena)
+            .map_err(|error| PyOSError::new_err(format!("disk: {error}")))
     }
+}
+
+/// The sizes of a store of `bytes` bytes; of as many as there is room for, up to `wished`, if that is None.
+fn layout(directory: &Directory, block_bytes: usize, bytes: Option<u64>, wished: u64) -> PyResult<Layout> {
+    let one = Layout { block_bytes, origin_bytes: ORIGIN_BYTES, slots: 1 };
+    let each = one.slot_bytes() as u64 + one.entry_bytes() as u64;
+    let room = directory.room().map_err(|error| raised(&error))?;
+    let bytes = bytes.unwrap_or(wished.min(room / 10 * 9));
+    let slots = bytes.saturating_sub(one.entry_at(0)) / each;
+    if slots == 0 {
+        let hundredths = one.bytes().div_ceil((1 << 30) / 100); // of a GiB
+        return Err(PyValueError::new_err(format!(
+            "the disk tier has {bytes} bytes, but one block takes {}: give disk_offload_max_gb={}.{:02} or more",
+            one.bytes(),
+            hundredths / 100,
+            hundredths % 100
+        )));
+    }
+    Ok(Layout { slots: slots.min(block_pool::Slab::MAX_PAGES.into()) as u32, ..one })
 }
 
 fn raised(error: &OpenError) -> PyErr {

@@ -1,9 +1,21 @@
-//! Panics on purpose, for `tests/test_broken_state.py`. Only with the feature `faults`.
+//! Panics on purpose, and lanes and memory that do what a test says. Only with the feature `faults`.
 
 use crate::ledger::Ledger;
+use crate::tiered::TieredConnector;
+use block_pool::EvictionPolicy;
 use cache_manager::Fault;
+use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use tiered_connector::connector::TieredConnector as Core;
+use tiered_connector::copy::{CopyEngine, CpuEngine};
+use tiered_connector::job::{Job, Outcome, UnitId};
+use tiered_connector::lanes::Lanes;
+use tiered_connector::mover::{Memory, Mover, Task};
+use tiered_connector::units::UnitSet;
 
 #[pymethods]
 impl Ledger {
@@ -16,5 +28,110 @@ impl Ledger {
             _ => return Err(PyValueError::new_err(format!("fault={fault:?}: no such fault"))),
         };
         self.shared.with(py, |ledger| ledger.force_panic(fault))
+    }
+}
+
+#[pymethods]
+impl TieredConnector {
+    /// What lanes do with copies from now on, those that they hold included: "copy", "hold", "fail" or "panic".
+    fn force_copies(&self, to: &str) -> PyResult<()> {
+        *self.faults.copies.lock() = match to {
+            "copy" => Copies::Made,
+            "hold" => Copies::Held,
+            "fail" => Copies::Failing,
+            "panic" => Copies::Panicking,
+            _ => return Err(PyValueError::new_err(format!("to={to:?}: no such fault"))),
+        };
+        Ok(())
+    }
+
+    /// The memory is out of reach; with `held`, it is back and only these units hold what they held.
+    #[pyo3(signature = (held = None))]
+    fn force_loss(&self, held: Option<Vec<u32>>) {
+        let memory = match held {
+            None => Memory::Lost,
+            Some(held) => {
+                let mut units = UnitSet::default();
+                for unit in held {
+                    units.insert(UnitId(unit));
+                }
+                Memory::Holds(units)
+            }
+        };
+        *self.faults.memory.lock() = Some(memory);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Copies {
+    #[default]
+    Made,
+    /// They begin when they are let go, unless they are given up.
+    Held,
+    Failing,
+    Panicking,
+}
+
+/// What a test says.
+#[derive(Default)]
+pub(crate) struct Faults {
+    copies: Mutex<Copies>,
+    /// What nobody has asked for yet.
+    memory: Mutex<Option<Memory>>,
+}
+
+/// A host tier whose lanes and memory do what `faults` say.
+pub(crate) fn tier(
+    units: u32,
+    unit_bytes: usize,
+    policy: EvictionPolicy,
+    lanes: usize,
+    engine: Arc<CpuEngine>,
+    faults: &Arc<Faults>,
+) -> std::io::Result<Core> {
+    let engine = Faulty { inner: engine, faults: Arc::clone(faults) };
+    let lanes = Faulty { inner: Lanes::start(lanes, Box::new(engine))?, faults: Arc::clone(faults) };
+    Ok(Core::with_mover(units, unit_bytes, policy, Box::new(lanes)))
+}
+
+struct Faulty<T> {
+    inner: T,
+    faults: Arc<Faults>,
+}
+
+impl CopyEngine for Faulty<Arc<CpuEngine>> {
+    fn copy(&self, job: &Job, give_up: &dyn Fn() -> bool) -> Outcome {
+        loop {
+            let copies = *self.faults.copies.lock();
+            match copies {
+                Copies::Made => return self.inner.copy(job, give_up),
+                Copies::Held if give_up() => return Outcome::Cancelled,
+                Copies::Held => thread::sleep(Duration::from_millis(1)),
+                Copies::Failing => return Outcome::Failed("forced".into()),
+                Copies::Panicking => panic!("forced"),
+            }
+        }
+    }
+}
+
+impl Mover for Faulty<Lanes> {
+    fn has_room(&self, jobs: usize) -> bool {
+        self.inner.has_room(jobs)
+    }
+
+    fn submit(&self, tasks: Vec<Arc<dyn Task>>) {
+        self.inner.submit(tasks);
+    }
+
+    fn drain(&self, timeout: Duration) -> bool {
+        self.inner.drain(timeout)
+    }
+
+    fn stop(&self, timeout: Duration) {
+        self.inner.stop(timeout);
+    }
+
+    fn take_memory(&self) -> Option<Memory> {
+        self.faults.memory.lock().take()
     }
 }

@@ -1,12 +1,11 @@
 //! The native class `TieredConnector`: a host tier as a `KVConnector`.
 
 use crate::adopt::{Adopted, adopt};
-use crate::disk::{DiskDirectory, Taken};
+use crate::disk::DiskDirectory;
 use crate::errors;
 use crate::tokens::pages_from;
 use crate::transfer::Transfer;
 use block_pool::{PageId, PolicyError, Step};
-use disk_store::store::Sync as Fsync;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,7 +17,6 @@ use tiered_connector::connector::{Closed, NotReset, Offered, Refused, TieredConn
 use tiered_connector::copy::{CpuEngine, Region};
 use tiered_connector::host::{Arena, limits, sizing};
 use tiered_connector::job::{Offer, TierKey};
-use tiered_connector::vault::DiskVault;
 
 /// Blocks in host memory, copied by Rust threads: a `KVConnector`.
 ///
@@ -38,6 +36,8 @@ pub(crate) struct TieredConnector {
     pages: usize,
     /// The pool's memory; dropped after `core`, whose threads use it. None while it is given up.
     pool: Mutex<Vec<Py<PyAny>>>,
+    #[cfg(feature = "faults")]
+    pub(crate) faults: Arc<crate::faults::Faults>,
 }
 
 /// Blocks, each with its page.
@@ -66,7 +66,7 @@ fn keys_of(given: &Bound<'_, PyAny>) -> PyResult<Vec<TierKey>> {
     Ok(given.extract::<Vec<Key>>()?.into_iter().map(|Key(key)| key).collect())
 }
 
-fn closed(error: Closed) -> PyErr {
+pub(crate) fn closed(error: Closed) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
 
@@ -158,27 +158,26 @@ impl TieredConnector {
             Arena::new(units, unit_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let arena = Arc::new(arena);
         let engine = Arc::new(CpuEngine::new(regions, Arc::clone(&arena)));
-        let mut core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)))
-            .map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
+        #[cfg(feature = "faults")]
+        let faults = Arc::default();
+        #[cfg(feature = "faults")]
+        let core = crate::faults::tier(units, unit_bytes, policy, lanes, Arc::clone(&engine), &faults);
+        #[cfg(not(feature = "faults"))]
+        let core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)));
+        let mut core =
+            core.map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
         if let Some(disk) = disk {
-            let sync = match fsync {
-                "batch" => Fsync::Batch,
-                "none" => Fsync::None,
-                "always" => Fsync::Always,
-                _ => {
-                    return Err(PyValueError::new_err(format!(
-                        "fsync={fsync:?}: must be 'batch', 'none' or 'always'"
-                    )));
-                }
-            };
-            let depth = disk_workers.clamp(1, 1024);
-            let Taken { files, number, layout } =
-                disk.take(unit_bytes, disk_bytes, 2 * (unit_bytes * count) as u64)?;
-            let opened = DiskVault::open(files, number, layout, sync, depth, policy, arena);
-            let (index, vault) = opened.map_err(|error| PyOSError::new_err(format!("disk: {error}")))?;
+            let (index, vault) = disk.open(arena, count, disk_bytes, disk_workers, fsync, policy)?;
             core = core.above(index, Arc::new(vault));
         }
-        Ok(TieredConnector { core, engine, pages: count, pool: Mutex::new(pool) })
+        Ok(TieredConnector {
+            core,
+            engine,
+            pages: count,
+            pool: Mutex::new(pool),
+            #[cfg(feature = "faults")]
+            faults,
+        })
     }
 
     /// Lets go of the pool's memory; blocks stay. Copies fail until `adopt_pages`.
@@ -304,9 +303,12 @@ impl TieredConnector {
             ("host_known_blocks", counted.known),
             ("host_dropped_no_unit", counted.no_unit),
             ("host_dropped_busy", metrics.dropped_busy),
+            ("host_dropped_lost", metrics.dropped_lost),
             ("host_collisions", counted.collisions),
             ("host_unstored_blocks", counted.unstored),
             ("host_unloaded_blocks", counted.unloaded),
+            ("host_lost_blocks", counted.lost),
+            ("host_losses", metrics.losses),
             ("host_blocks", metrics.blocks.into()),
             ("host_private_units", metrics.private_units.into()),
             ("host_units", metrics.units.into()),

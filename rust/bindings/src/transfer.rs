@@ -4,11 +4,12 @@ use crate::errors;
 use crate::tokens::{pages_from, seconds_from};
 use completion::{Completion, Outcome};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use std::io::PipeReader;
+use std::net::Shutdown;
 use std::os::fd::{IntoRawFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// How long a wait goes on without looking for signals, such as Ctrl-C.
@@ -21,8 +22,10 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(crate) struct Transfer {
     completion: Completion,
     block_ids: Vec<u32>,
-    /// Of a pipe whose other end closes when the copy ends; made when first awaited.
-    wake: Mutex<Option<PipeReader>>,
+    /// One end of a connection whose other end is shut down when the copy ends; made when first awaited.
+    wake: Mutex<Option<UnixStream>>,
+    /// Where the copy is made: whoever ends it is not in a forked process.
+    process: u32,
 }
 
 /// Two ends of one copy: what is waited for, and what ends it.
@@ -35,11 +38,22 @@ pub(crate) fn pending_transfer(block_ids: &Bound<'_, PyAny>) -> PyResult<(Transf
 
 impl Transfer {
     pub(crate) fn new(completion: Completion, block_ids: Vec<u32>) -> Transfer {
-        Transfer { completion, block_ids, wake: Mutex::default() }
+        Transfer { completion, block_ids, wake: Mutex::default(), process: std::process::id() }
+    }
+
+    /// That the end of a copy in flight can be waited for here.
+    fn check_process(&self) -> PyResult<()> {
+        if self.completion.is_complete() || self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(PyRuntimeError::new_err(
+            "the transfer was begun before this process was forked: it ends in the other process",
+        ))
     }
 
     /// Waits without the GIL.
     fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
+        self.check_process()?;
         // A time beyond what the clock can say is no limit.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -81,6 +95,7 @@ impl Transfer {
     ///
     /// Raises:
     ///     KVLoadFailed: the copy failed or was cancelled; the pages hold no KV.
+    ///     RuntimeError: the copy was in flight when this process was forked.
     fn result(&self, py: Python<'_>) -> PyResult<()> {
         self.wait(py, None)
     }
@@ -90,6 +105,7 @@ impl Transfer {
     /// Raises:
     ///     KVLoadFailed: the copy failed or was cancelled; the pages hold no KV.
     ///     TimeoutError: it is still in flight.
+    ///     RuntimeError: it was in flight when this process was forked.
     ///     ValueError: a timeout that is negative or not finite.
     #[pyo3(signature = (timeout = None))]
     fn synchronize(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -111,12 +127,19 @@ impl Transfer {
 
     /// A file descriptor of the caller's, to be closed by it, that is readable once the copy has ended.
     fn wake_fd(&self) -> PyResult<RawFd> {
+        self.check_process()?;
         let mut wake = self.wake.lock();
         let reader = match &mut *wake {
             Some(reader) => reader,
             none => {
-                let (reader, writer) = std::io::pipe()?;
-                self.completion.when_complete(move || drop(writer));
+                let ((reader, other), process) = (UnixStream::pair()?, self.process);
+                // Shut down and not just closed, since a forked process has it open too; nor does its end of the
+                // copy count.
+                self.completion.when_complete(move || {
+                    if process == std::process::id() {
+                        _ = other.shutdown(Shutdown::Both);
+                    }
+                });
                 none.insert(reader)
             }
         };

@@ -58,6 +58,21 @@ fn a_released_page_remembers_the_newest_step_of_its_holder() {
 }
 
 #[test]
+fn a_load_waits_for_the_last_forward_that_reads_the_pages_it_writes_to() {
+    let mut ledger = Ledger::new(config(3));
+    let reader = computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    ledger.update(reader, 9).unwrap();
+    ledger.alloc(&[reader], &[]).unwrap(); // step 2 is out, and reads pages 1 to 3
+    ledger.close_step();
+    ledger.release(&[reader]).unwrap();
+    let waiting = claim(&mut ledger, prompt(&[11, 12, 13, 14, 15]));
+    let jobs = ledger.alloc_with_loads(&[waiting], &[], &[1]).unwrap();
+    let page = jobs[0].copy.pages[0];
+    assert!((1..=3).contains(&page.0), "all pages were the reader's");
+    assert_eq!(jobs[0].copy.after, Step(2));
+}
+
+#[test]
 fn a_page_released_during_a_copy_is_handed_out_after_its_end() {
     let mut ledger = Ledger::new(config(2));
     let slot = computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);

@@ -1,0 +1,37 @@
+"""For tests of failures: a native module that fails on purpose (`make test-faults`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from model.host import HostCache
+from pagekeeper import _native
+
+needs_faults = pytest.mark.skipif(
+    not hasattr(_native.Ledger, "force_panic"),
+    reason="needs a native module built with faults: make test-faults",
+)
+
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from conftest import load_native
+load_native(Path({_native.__file__!r}))
+from model.faults import lanes
+from model.host import HostCache, prompt_of
+"""
+"""How a program begins that is run for a test: with the native module that is tested."""
+
+
+def lanes(cache: HostCache, do: Literal["copy", "hold", "fail", "panic"]) -> None:
+    """What lanes do with copies from now on, those that they hold included."""
+    cache.kv._connector.force_copies(do)  # type: ignore[union-attr]
+
+
+def lose_memory(cache: HostCache, held: list[int] | None = None) -> None:
+    """Host memory is out of reach; with `held`, it is back, and in these units is what was in them."""
+    cache.kv._connector.force_loss(held)  # type: ignore[union-attr]

@@ -1,0 +1,127 @@
+"""A cache on plain memory with a host tier; its forward writes f(prefix) into the page of each block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pagekeeper as pk
+
+PAGE_SIZE = 4
+BYTES = 2 * PAGE_SIZE * 4 * 4
+"""Bytes of a page: K and V of 4 tokens, one head of 4 float32."""
+
+
+def expected(tokens: list[int], block: int) -> int:
+    """The byte that the page of a block is filled with: of the whole prefix up to it."""
+    return hash(tuple(tokens[: (block + 1) * PAGE_SIZE])) % 251 + 1
+
+
+def prompt_of(number: int, blocks: int) -> list[int]:
+    """So many full blocks and a token, of which no other number has any."""
+    return [number * 1000 + token for token in range(blocks * PAGE_SIZE + 1)]
+
+
+def memory_of(pages: int) -> NDArray[np.uint8]:
+    """A pool of so many pages and the null page."""
+    return np.zeros((pages + 1, BYTES), np.uint8)
+
+
+class HostCache:
+    """The cache, its memory and its engine.
+
+    Args:
+        pages: on the device.
+        units: in host memory.
+        lanes: threads that copy.
+        params: of the cache.
+    """
+
+    def __init__(self, pages: int = 8, units: int = 32, lanes: int = 2, **params: Any) -> None:
+        shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
+        config = pk.KVConnectorConfig(
+            type="rust_tiered", host_offload_max_gb=units * BYTES / 2**30, num_copy_lanes=lanes
+        )
+        self.params = pk.MHAKVCacheParams(**shape, page_size=PAGE_SIZE, kv_connector_config=config, **params)
+        assert self.params.bytes_per_page == BYTES
+        self.memory = memory_of(pages)
+        self.kv = pk.PagedKVCacheManager(
+            self.params, total_num_pages=pages, max_batch_size=8, buffers=[self.memory]
+        )
+
+    def serve(self, prompt: list[int], **options: Any) -> int:
+        """A request from its claim to its release, and the end of its offloads. Tokens that were cached."""
+        ctx = self.claimed(prompt, **options)
+        self.run(ctx)
+        cached = ctx.cached_prefix_length
+        self.kv.release(ctx)
+        self.settled()
+        return cached
+
+    def run(self, ctx: pk.TextContext) -> None:
+        """Computes what has no KV yet, after a load if there is one."""
+        transfer = self.kv.alloc(ctx)
+        if ctx.active_length == 0:
+            transfer.synchronize(10)
+            assert self.kv.poll_transfers() == [ctx.request_id]
+            self.kv.alloc(ctx)
+        self.compute(ctx)
+        assert self.holds(ctx)
+
+    def claimed(self, prompt: list[int], **options: Any) -> pk.TextContext:
+        ctx = pk.TextContext(request_id=pk.RequestID(), tokens=prompt, **options)
+        self.kv.claim(ctx)
+        return ctx
+
+    def computed(self, prompt: list[int], chunk: int | None = None, **options: Any) -> pk.TextContext:
+        """A claimed request of which so many tokens have KV; None: all."""
+        ctx = self.claimed(prompt, **options)
+        self.forward(ctx, chunk)
+        return ctx
+
+    def forward(self, ctx: pk.TextContext, chunk: int | None = None) -> None:
+        """A forward of a chunk, or of all that has no KV yet."""
+        self.kv.alloc(ctx, num_tokens=chunk)
+        self.compute(ctx)
+
+    def compute(self, ctx: pk.TextContext) -> None:
+        """The forward that `alloc` planned."""
+        first, last = ctx.processed_length, ctx.processed_length + ctx.active_length
+        self.kv.runtime_inputs([[ctx]])
+        (row,) = self.kv.get_cache_indices(ctx)
+        for block in range(first // PAGE_SIZE, -(-last // PAGE_SIZE)):
+            self.memory[row[block]] = expected(ctx.tokens.all.tolist(), block)
+        self.kv.step(ctx, counts=0)
+
+    def holds(self, ctx: pk.TextContext) -> bool:
+        """Whether every block with KV has the bytes of its prefix."""
+        (row,) = self.kv.get_cache_indices(ctx)
+        blocks = range(-(-ctx.processed_length // PAGE_SIZE))
+        tokens = ctx.tokens.all.tolist()
+        return bool(blocks) and all((self.memory[row[n]] == expected(tokens, n)).all() for n in blocks)
+
+    def suspend(self, ctx: pk.TextContext) -> None:
+        self.kv.suspend(ctx).synchronize(10)
+        assert self.settled() == []
+
+    def resume(self, ctx: pk.TextContext) -> None:
+        self.kv.resume(ctx).synchronize(10)
+        assert self.settled() == [ctx.request_id]
+
+    def settled(self) -> list[object]:
+        """Waits for every copy; the requests that became ready."""
+        ready = self.kv.poll_transfers()
+        while self.kv.metrics()["copies_in_flight"]:
+            ready += self.kv.poll_transfers()
+        self.kv.verify()
+        return ready
+
+    def counted(self, name: str) -> int:
+        """What the tier counts under this name."""
+        return self.kv.metrics()[f"connector_host_{name}"]
+
+    def fail_copies(self) -> None:
+        """From now on there is no memory to copy from or to."""
+        self.kv._connector.release_pages()  # type: ignore[union-attr]
