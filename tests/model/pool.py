@@ -138,14 +138,23 @@ class Pool:
                 self.idle[page] = self.places[page]
 
     def refresh(self, page: int | None) -> None:
-        """Counts an idle stored page as used until now."""
+        """Counts a stored page that nobody holds, but perhaps copies, as used until now."""
+        if page is None or not self._is_let_go(page):
+            return
+        self.released[page] = self.now
         if page in self.idle:
-            self.released[page] = self.now
             del self.idle[page]
             self._enqueue(page)
+        else:
+            self.turns += 1
+            self.places[page] = self.turns
+
+    def _is_let_go(self, page: int) -> bool:
+        """Whether the page stands for a block and no request holds it."""
+        return page in self.stored and not self.references[page]
 
     def refresh_above(self, page: int) -> None:
-        """Counts the blocks above an idle page as used until now, as far as they are idle.
+        """Counts the blocks above an idle page as used until now, as far as no request holds them.
 
         So no block goes before one below it, unless its priority is lower.
         """
@@ -154,7 +163,7 @@ class Pool:
         namespace, tokens = self.stored[page]
         for end in range(len(tokens) - self.page_size, 0, -self.page_size):
             above = self.tree.get((namespace, tokens[:end]))
-            if above not in self.idle:
+            if above is None or not self._is_let_go(above):
                 return
             self.refresh(above)
 
