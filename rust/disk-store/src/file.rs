@@ -124,7 +124,8 @@ impl BlockFile for SystemFile {
     }
 
     fn reserve(&self, from: u64, to: u64) -> io::Result<()> {
-        match rustix::fs::fallocate(&self.buffered, FallocateFlags::empty(), from, to - from) {
+        let fallocate = || rustix::fs::fallocate(&self.buffered, FallocateFlags::empty(), from, to - from);
+        match rustix::io::retry_on_intr(fallocate) {
             Err(rustix::io::Errno::OPNOTSUPP) => self.set_len(to.max(self.bytes()?)),
             done => Ok(done?),
         }
