@@ -1,6 +1,6 @@
 //! Engines: what moves bytes between memory and a file, many operations at once.
 
-use crate::file::BlockFile;
+use crate::file::{BlockFile, is_refusal};
 use crate::operation::Io;
 pub use crate::operation::Operation;
 use parking_lot::{Condvar, Mutex};
@@ -42,8 +42,20 @@ pub fn best(file: &Arc<dyn BlockFile>, depth: usize) -> io::Result<Box<dyn Engin
     }
 }
 
-/// Reads or writes in the calling thread, from byte `from` of the operation's on.
+/// Reads or writes in the calling thread, from byte `from` of the operation's on; through the page cache where the
+/// system refuses to go around it.
 pub(crate) fn carry_out(file: &dyn BlockFile, io: &Io, from: usize) -> io::Result<()> {
+    let was_direct = file.is_direct();
+    match try_once(file, io, from) {
+        Err(error) if was_direct && is_refusal(&error) => {
+            file.give_up_direct();
+            try_once(file, io, from)
+        }
+        done => done,
+    }
+}
+
+fn try_once(file: &dyn BlockFile, io: &Io, from: usize) -> io::Result<()> {
     let (len, offset) = (io.len - from, io.offset + from as u64);
     // SAFETY: the operation's memory, which is its own to read or to write until it ends.
     unsafe {

@@ -188,7 +188,7 @@ impl Lane {
             Ok(moved) => carry_out(&*self.file, io, moved),
             Err(_) => {
                 let error = io::Error::from_raw_os_error(-result);
-                if is_refusal(&error) && self.file.is_direct() {
+                if is_refusal(&error) {
                     self.file.give_up_direct();
                 }
                 let transient =

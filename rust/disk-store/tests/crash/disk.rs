@@ -63,7 +63,7 @@ impl Change {
 
 /// Which syncs do nothing and say that they did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lie {
+pub(crate) enum Liar {
     None,
     Data,
     Entries,
@@ -72,7 +72,7 @@ pub(crate) enum Lie {
 /// A disk with both files of a store.
 pub(crate) struct Disk {
     base: Image,
-    lie: Lie,
+    liar: Liar,
     state: Mutex<State>,
 }
 
@@ -82,9 +82,9 @@ struct State {
 }
 
 impl Disk {
-    pub(crate) fn new(base: Image, lie: Lie) -> Arc<Disk> {
+    pub(crate) fn new(base: Image, liar: Liar) -> Arc<Disk> {
         let state = Mutex::new(State { now: base.clone(), log: Vec::new() });
-        Arc::new(Disk { base, lie, state })
+        Arc::new(Disk { base, liar, state })
     }
 
     /// How much has been asked until now.
@@ -177,7 +177,7 @@ impl BlockFile for RecordedFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        if self.disk.lie == [Lie::Data, Lie::Entries][self.file] {
+        if self.disk.liar == [Liar::Data, Liar::Entries][self.file] {
             return Ok(());
         }
         let began = {

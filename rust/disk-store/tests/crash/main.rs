@@ -10,7 +10,7 @@ mod random;
 #[path = "../scene/mod.rs"]
 mod scene;
 
-use disk::{Disk, Image, Lie};
+use disk::{Disk, Image, Liar};
 use disk_store::entry::Entry;
 use disk_store::store::{Failure, Sync};
 use life::{LAYOUT, Life, bytes_of, live, open, read};
@@ -31,7 +31,7 @@ struct Left {
 
 /// Opens what a power cut at this time left, and looks at all of it.
 fn check(image: Image, life: &Life, time: usize, sync: Sync) -> Result<Left, String> {
-    let disk = Disk::new(image, Lie::None);
+    let disk = Disk::new(image, Liar::None);
     let (store, found) = open(&disk, sync)?;
     store.stop(Duration::from_secs(20));
     drop(store);
@@ -96,12 +96,12 @@ fn whole_entries(file: &[u8]) -> Vec<Entry> {
 }
 
 /// Lives, and power cuts. Gives how many images were opened.
-fn run(seed: u64, lie: Lie, sync: Sync) -> Result<usize, String> {
+fn run(seed: u64, liar: Liar, sync: Sync) -> Result<usize, String> {
     let mut random = Random::new(seed);
     let mut left = Left { image: Image::default(), held: vec![], generation: 0 };
     let mut images = 0;
     for fresh in (1..=LIVES).map(|life| 1000 * life) {
-        let disk = Disk::new(left.image, lie);
+        let disk = Disk::new(left.image, liar);
         let generation = if left.held.is_empty() { fresh } else { left.generation };
         let life = live(&disk, sync, &left.held, generation, fresh + 1, &mut random)?;
         let mut last = None;
@@ -124,7 +124,7 @@ fn run_all(sync: Sync) {
     let (first, wanted) = (number("CRASH_SEED", 0), number("CRASH_IMAGES", 40) as usize);
     let mut images = 0;
     for seed in first.. {
-        match run(seed, Lie::None, sync) {
+        match run(seed, Liar::None, sync) {
             Ok(more) => images += more,
             Err(fault) => panic!("CRASH_SEED={seed} {sync:?}: {fault}"),
         }
@@ -151,13 +151,13 @@ fn after_a_power_cut_no_byte_is_wrong_and_resets_hold_where_nothing_else_is_sync
 
 #[test]
 fn a_disk_whose_syncs_lie_does_not_pass_these_tests() {
-    for (lie, sync, expected) in [
-        (Lie::Data, Sync::Batch, "was durable"),
-        (Lie::Data, Sync::Always, "was durable"),
-        (Lie::Entries, Sync::Batch, "was durable"),
-        (Lie::Entries, Sync::None, "gives bytes that are not those"),
+    for (liar, sync, expected) in [
+        (Liar::Data, Sync::Batch, "was durable"),
+        (Liar::Data, Sync::Always, "was durable"),
+        (Liar::Entries, Sync::Batch, "was durable"),
+        (Liar::Entries, Sync::None, "gives bytes that are not those"),
     ] {
-        let caught = |seed| run(seed, lie, sync).is_err_and(|fault| fault.contains(expected));
-        assert!((0..40).any(caught), "{lie:?} {sync:?}");
+        let caught = |seed| run(seed, liar, sync).is_err_and(|fault| fault.contains(expected));
+        assert!((0..40).any(caught), "{liar:?} {sync:?}");
     }
 }
