@@ -296,6 +296,7 @@ class DiskDirectory:
         *,
         parent: str | os.PathLike[str],
         fingerprint: dict[str, str],
+        page_size: int,
         block_bytes: int,
         seed: str | None,
     ) -> DiskDirectory: ...

@@ -46,6 +46,7 @@ def disk_directory(
         None if named is None else Path(named) / RANK,
         parent=tempfile.gettempdir(),
         fingerprint=_fingerprint(params, model_name or "", weights_revision or ""),
+        page_size=params.page_size,
         block_bytes=params.bytes_per_page,
         seed=params.kv_hash_seed,
     )

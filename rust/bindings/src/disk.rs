@@ -1,7 +1,9 @@
 //! The native class `DiskDirectory`: where blocks survive their process.
 
 use block_pool::EvictionPolicy;
+use cache_manager::content_bytes;
 use disk_store::directory::{Directory, OpenError};
+use disk_store::entry::entry_bytes;
 use disk_store::manifest::{Fingerprint, Manifest};
 use disk_store::store::{Files, Layout, Sync as Fsync};
 use parking_lot::Mutex;
@@ -13,9 +15,6 @@ use tiered_connector::host::Arena;
 use tiered_connector::index::TierIndex;
 use tiered_connector::vault::DiskVault;
 
-/// Most bytes that are kept of what a block was made of.
-const ORIGIN_BYTES: usize = 0;
-
 /// A directory for the blocks of one cache, locked while it is used.
 ///
 /// Args:
@@ -23,6 +22,7 @@ const ORIGIN_BYTES: usize = 0;
 ///         ends with the process.
 ///     parent: where such a place is made.
 ///     fingerprint: what blocks are blocks of, by name. A store of something else is refused.
+///     page_size: tokens of a block.
 ///     block_bytes: size of a block.
 ///     seed: the seed of the block hashes, 64 hexadecimal digits. None: the store's own.
 ///
@@ -33,6 +33,7 @@ const ORIGIN_BYTES: usize = 0;
 pub(crate) struct DiskDirectory {
     directory: Mutex<Option<Directory>>,
     manifest: Manifest,
+    content_bytes: usize,
     named: bool,
 }
 
@@ -66,16 +67,16 @@ impl DiskDirectory {
         }
         let mut place = self.directory.lock();
         let directory = place.take().ok_or_else(|| PyRuntimeError::new_err("disk: another tier has it"))?;
-        let layout = layout(&directory, block_bytes, bytes, 2 * (block_bytes * pages) as u64)?;
+        let one = Layout { block_bytes, content_bytes: self.content_bytes, slots: 1 };
+        let layout = layout(&directory, one, bytes, 2 * (block_bytes * pages) as u64)?;
         let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
         DiskVault::open(files, self.manifest.store, layout, sync, depth.clamp(1, 1024), policy, arena)
             .map_err(|error| PyOSError::new_err(format!("disk: {error}")))
     }
 }
 
-/// The sizes of a store of `bytes` bytes; of as many as there is room for, up to `wished`, if that is None.
-fn layout(directory: &Directory, block_bytes: usize, bytes: Option<u64>, wished: u64) -> PyResult<Layout> {
-    let one = Layout { block_bytes, origin_bytes: ORIGIN_BYTES, slots: 1 };
+/// The sizes of a store of `bytes` bytes and blocks like `one`; of as many as there is room for, up to `wished`, if that is None.
+fn layout(directory: &Directory, one: Layout, bytes: Option<u64>, wished: u64) -> PyResult<Layout> {
     let each = one.slot_bytes() as u64 + one.entry_bytes() as u64;
     let room = directory.room().map_err(|error| raised(&error))?;
     let bytes = bytes.unwrap_or(wished.min(room / 10 * 9));
@@ -104,12 +105,13 @@ fn raised(error: &OpenError) -> PyErr {
 #[pymethods]
 impl DiskDirectory {
     #[new]
-    #[pyo3(signature = (path, *, parent, fingerprint, block_bytes, seed))]
+    #[pyo3(signature = (path, *, parent, fingerprint, page_size, block_bytes, seed))]
     #[expect(clippy::needless_pass_by_value, reason = "arguments of Python's")]
     fn new(
         path: Option<PathBuf>,
         parent: PathBuf,
         fingerprint: Fingerprint,
+        page_size: u32,
         block_bytes: u64,
         seed: Option<String>,
     ) -> PyResult<DiskDirectory> {
@@ -117,12 +119,13 @@ impl DiskDirectory {
             Some(path) => Directory::open(&path).map_err(|error| raised(&error))?,
             None => Directory::private(&parent),
         };
-        let entry_bytes = disk_store::entry::entry_bytes(ORIGIN_BYTES) as u64;
+        let content_bytes = content_bytes(page_size);
+        let entry_bytes = entry_bytes(content_bytes) as u64;
         let fresh = || Manifest::fresh(fingerprint.clone(), seed.clone(), block_bytes, entry_bytes);
         let manifest =
             directory.found(&fingerprint, seed.as_deref(), fresh).map_err(|error| raised(&error))?;
         let named = directory.is_named();
-        Ok(DiskDirectory { directory: Mutex::new(Some(directory)), manifest, named })
+        Ok(DiskDirectory { directory: Mutex::new(Some(directory)), manifest, content_bytes, named })
     }
 
     /// The seed of the block hashes, 64 hexadecimal digits; None where nothing survives, and any will do.

@@ -47,7 +47,7 @@ pub(crate) fn recover(
     all.retain(|entry| entry.len == layout.block_bytes as u64);
     let mut blocks = newest(all);
     let kept = blocks.split_off(blocks.len().saturating_sub(layout.slots as usize));
-    let blocks = into_fewer_slots(data, entries, number, layout, kept)?;
+    let blocks = by_last_use(into_fewer_slots(data, entries, number, layout, kept)?);
     clear_others(entries, layout, &written, &blocks)?;
     let end = layout.entry_at(layout.slots);
     if entries.bytes()? > end {
@@ -107,6 +107,22 @@ fn newest(all: Vec<Entry>) -> Vec<Entry> {
     }
     let mut blocks: Vec<Entry> = newest.into_values().collect();
     blocks.sort_unstable_by_key(|entry| entry.serial);
+    blocks
+}
+
+/// Blocks in the order of their last use: each counts as used when the last of those that follow it was written, and
+/// before what precedes it.
+fn by_last_use(mut blocks: Vec<Entry>) -> Vec<Entry> {
+    let mut last_use: HashMap<u64, u64> = blocks.iter().map(|entry| (entry.key.hash, entry.serial)).collect();
+    blocks.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.origin.position));
+    for Entry { key, origin, .. } in &blocks {
+        let used = last_use.get(&key.hash).copied().unwrap_or_default();
+        if let Some(parent) = last_use.get_mut(&origin.parent).filter(|_| origin.position > 0) {
+            *parent = used.max(*parent);
+        }
+    }
+    let used = |entry: &Entry| last_use.get(&entry.key.hash).copied().unwrap_or_default();
+    blocks.sort_by_key(used); // what lies deeper stays before what lies above it
     blocks
 }
 

@@ -4,7 +4,7 @@ pub use crate::commits::Sync;
 use crate::commits::{Change, Commits};
 use crate::directory::{DATA, Directory, ENTRIES, OpenError};
 use crate::engine::Engine;
-use crate::entry::{Entry, Key, entry_bytes};
+use crate::entry::{Entry, Key, Origin, entry_bytes};
 use crate::file::{ALIGNMENT, BlockFile};
 use crate::operation::{Operation, Told};
 use crate::recovery;
@@ -28,8 +28,8 @@ const EXTENT: u64 = 64 << 20;
 pub struct Layout {
     /// Bytes of a block.
     pub block_bytes: usize,
-    /// Most bytes of a block's origin.
-    pub origin_bytes: usize,
+    /// Most bytes of a block's content.
+    pub content_bytes: usize,
     /// Blocks that there is room for.
     pub slots: u32,
 }
@@ -42,7 +42,7 @@ impl Layout {
 
     /// Bytes of an entry.
     pub fn entry_bytes(&self) -> usize {
-        entry_bytes(self.origin_bytes)
+        entry_bytes(self.content_bytes)
     }
 
     /// Bytes of all files.
@@ -132,8 +132,8 @@ pub struct Block {
     pub key: Key,
     /// How long to keep it.
     pub priority: u8,
-    /// What it was made of; left out if it is longer than the layout allows.
-    pub origin: Vec<u8>,
+    /// Where it comes from; its content is left out if it is longer than the layout allows.
+    pub origin: Origin,
 }
 
 /// What was counted; numbers never fall.
@@ -187,7 +187,7 @@ pub struct Store {
 
 impl Store {
     /// Opens the store in these files, or makes one. `number` is that of its manifest. Gives the blocks that it holds,
-    /// in the order in which they were written.
+    /// in the order of their last use, as far as that can be told: what came before a block was used with it.
     ///
     /// # Errors
     /// The layout has blocks of no bytes; the system refuses.
@@ -248,8 +248,8 @@ impl Store {
     /// If there is no such slot.
     pub fn write(&self, block: Block, memory: Memory, done: Done) {
         let Block { slot, key, priority, mut origin } = block;
-        if origin.len() > self.core.layout.origin_bytes {
-            origin.clear();
+        if origin.content.len() > self.core.layout.content_bytes {
+            origin.content.clear();
         }
         let (epoch, serial) = {
             let mut slots = self.core.slots.lock();
@@ -272,7 +272,7 @@ impl Store {
         };
         let (serial, checksum) = stamp.unwrap_or_default();
         let len = self.core.layout.block_bytes as u64;
-        let entry = Entry { slot, key, priority: 0, epoch, serial, len, checksum, origin: Vec::new() };
+        let entry = Entry { slot, key, priority: 0, epoch, serial, len, checksum, origin: Origin::default() };
         self.submit(false, entry, memory, done);
     }
 

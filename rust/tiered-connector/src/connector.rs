@@ -5,7 +5,7 @@
 
 use crate::copy::CopyEngine;
 use crate::index::{IndexCounters, IndexFault, TierIndex};
-use crate::job::{Job, Offer, Outcome, TierKey};
+use crate::job::{Job, Offer, Origin, Outcome, TierKey};
 use crate::lanes::Lanes;
 use crate::mover::{Memory, Mover};
 use crate::shards::time_left;
@@ -271,6 +271,20 @@ impl TieredConnector {
     /// # Errors
     /// A connector that takes no copies.
     pub fn offload(&self, blocks: &[Offer], after: Step, tag: Option<u64>) -> Result<Offered, Closed> {
+        self.offload_with(blocks, &|_| Origin::default(), after, tag)
+    }
+
+    /// The same, where `origin` tells of a block by its place among `blocks` where it comes from; a tier below keeps that.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn offload_with(
+        &self,
+        blocks: &[Offer],
+        origin: &dyn Fn(usize) -> Origin,
+        after: Step,
+        tag: Option<u64>,
+    ) -> Result<Offered, Closed> {
         let mut inner = unless_shut_down(self.lock()?)?;
         if (inner.index.available() as usize) < blocks.len() {
             self.settle(&mut inner);
@@ -281,8 +295,16 @@ impl TieredConnector {
             *dropped += blocks.len() as u64;
             return Ok(Offered::Dropped);
         }
+        let Inner { index, below, .. } = &mut *inner;
         let parts = blocks.chunks(self.blocks_a_job);
-        let jobs: Vec<Job> = parts.filter_map(|part| inner.index.store(part, after)).collect();
+        let jobs: Vec<Job> = parts.filter_map(|part| index.store(part, after)).collect();
+        if let Some(below) = below {
+            let mut offered = blocks.iter().enumerate();
+            for (&unit, page) in jobs.iter().flat_map(|job| job.units.iter().zip(&job.pages)) {
+                let place = offered.find(|(_, offer)| offer.page == *page);
+                below.note(unit, place.map(|(place, _)| origin(place)).unwrap_or_default());
+            }
+        }
         Ok(Offered::Storing(self.begin(&mut inner, jobs, tag)))
     }
 
@@ -421,11 +443,10 @@ impl TieredConnector {
         let Ended { jobs, transfers } = self.handoff.take();
         let Inner { index, below, .. } = inner;
         for (id, outcome) in jobs {
-            let landed =
-                below.as_ref().filter(|_| outcome == Outcome::Done).and_then(|_| index.stored_by(id));
+            let stored = below.as_ref().and_then(|_| index.stored_by(id));
             index.apply(id, &outcome);
-            if let (Some(below), Some(units)) = (below.as_mut(), landed) {
-                below.write_behind(index, &units);
+            if let (Some(below), Some(units)) = (below.as_mut(), stored) {
+                below.stored(index, &units, outcome == Outcome::Done);
             }
         }
         if let Some(below) = below {

@@ -2,7 +2,7 @@
 
 use crate::host::Arena;
 use crate::index::TierIndex;
-use crate::job::{TierKey, UnitId};
+use crate::job::{Origin, TierKey, UnitId};
 use crate::transfer::Countdown;
 use block_pool::{EvictionPolicy, Priority};
 use disk_store::engine::best;
@@ -25,6 +25,8 @@ pub struct Move {
     pub unit: UnitId,
     /// How long to keep it.
     pub priority: u8,
+    /// Where it comes from, if it goes down.
+    pub origin: Origin,
 }
 
 /// Blocks that were not moved, and why each was not.
@@ -119,7 +121,7 @@ impl DiskVault {
         self.store.is_direct()
     }
 
-    fn each(&self, moves: &[Move], told: Moved, begin: impl Fn(&Move, Memory, Done)) {
+    fn each(&self, moves: Vec<Move>, told: Moved, begin: impl Fn(Move, Memory, Done)) {
         let whole = Arc::new(Whole {
             left: Countdown::from(moves.len()),
             unmoved: Mutex::default(),
@@ -159,26 +161,23 @@ impl Whole {
     }
 }
 
-fn key(key: TierKey) -> Key {
-    Key { hash: key.hash, guard: key.guard }
-}
-
 impl Vault for DiskVault {
     fn writes(&self) -> usize {
         self.store.writes()
     }
 
     fn write(&self, moves: Vec<Move>, told: Moved) {
-        self.each(&moves, told, |one, memory, done| {
-            let block =
-                Block { slot: one.slot.0, key: key(one.key), priority: one.priority, origin: Vec::new() };
+        self.each(moves, told, |one, memory, done| {
+            let Move { key: TierKey { hash, guard }, slot, priority, origin, .. } = one;
+            let block = Block { slot: slot.0, key: Key { hash, guard }, priority, origin };
             self.store.write(block, memory, done);
         });
     }
 
     fn read(&self, moves: Vec<Move>, told: Moved) {
-        self.each(&moves, told, |one, memory, done| {
-            self.store.read(one.slot.0, key(one.key), memory, done);
+        self.each(moves, told, |one, memory, done| {
+            let TierKey { hash, guard } = one.key;
+            self.store.read(one.slot.0, Key { hash, guard }, memory, done);
         });
     }
 

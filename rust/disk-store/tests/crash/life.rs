@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Slots are a page, blocks are less, and neither ends where a sector does.
-pub(crate) const LAYOUT: Layout = Layout { block_bytes: 2900, origin_bytes: 32, slots: 10 };
+pub(crate) const LAYOUT: Layout = Layout { block_bytes: 2900, content_bytes: 32, slots: 10 };
 const KEYS: usize = 25;
 const STEPS: usize = 90;
 const LONG: Duration = Duration::from_secs(20);

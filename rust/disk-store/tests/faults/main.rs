@@ -183,10 +183,10 @@ fn what_could_not_be_synced_is_served_but_not_called_durable() {
     for (data, entries) in [(Some(Call::Sync), None), (None, Some(Call::Sync)), (None, Some(Call::Write))] {
         for sync in [Sync::Batch, Sync::Always] {
             let mut rig = Rig::new(Kind::Workers, sync);
-            for call in data {
+            if let Some(call) = data {
                 rig.data.fail(call, EIO);
             }
-            for call in entries {
+            if let Some(call) = entries {
                 rig.entries.fail(call, EIO);
             }
             assert_eq!(is_io(&rig.write(0)), sync == Sync::Always, "{data:?} {entries:?} {sync:?}");

@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
 
-pub(crate) const LAYOUT: Layout = Layout { block_bytes: 5000, origin_bytes: 16, slots: 64 };
+pub(crate) const LAYOUT: Layout = Layout { block_bytes: 5000, content_bytes: 16, slots: 64 };
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 pub(crate) struct Rig {

@@ -4,7 +4,7 @@
 
 use disk_store::directory::Directory;
 use disk_store::engine::{Engine, Ring, Workers};
-use disk_store::entry::{Entry, Key};
+use disk_store::entry::{Entry, Key, Origin};
 use disk_store::file::{BlockFile, Pages};
 use disk_store::store::{Block, Failure, Files, Layout, Memory, Store, Sync};
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ impl Scene {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout { block_bytes: self.block_bytes, origin_bytes: 32, slots: self.slots }
+        Layout { block_bytes: self.block_bytes, content_bytes: 32, slots: self.slots }
     }
 
     pub(crate) fn open(&self) -> Opened {
@@ -69,12 +69,16 @@ impl Scene {
     }
 
     pub(crate) fn write(&self, opened: &Opened, slot: u32, number: u64) -> Result<(), Failure> {
+        self.write_block(opened, number, block(slot, number))
+    }
+
+    pub(crate) fn write_block(&self, opened: &Opened, number: u64, block: Block) -> Result<(), Failure> {
         let (sent, ended) = mpsc::channel();
         let mut pages = self.memory();
         pages.bytes_mut()[self.shift..self.shift + self.block_bytes]
             .copy_from_slice(&payload(number, self.block_bytes));
         let memory = self.address(&mut pages);
-        opened.store.write(block(slot, number), memory, Box::new(move |end| _ = sent.send(end)));
+        opened.store.write(block, memory, Box::new(move |end| _ = sent.send(end)));
         let end = ended.recv().unwrap();
         drop(pages);
         end
@@ -115,7 +119,12 @@ pub(crate) fn key(number: u64) -> Key {
 }
 
 pub(crate) fn block(slot: u32, number: u64) -> Block {
-    Block { slot, key: key(number), priority: 50, origin: format!("from {number}").into_bytes() }
+    Block {
+        slot,
+        key: key(number),
+        priority: 50,
+        origin: Origin { content: format!("from {number}").into_bytes(), ..Origin::default() },
+    }
 }
 
 /// Bytes that no other block has.

@@ -2,7 +2,7 @@
 
 use super::BelowMetrics;
 use crate::index::TierIndex;
-use crate::job::{Job, JobId, Outcome, TierKey, UnitId};
+use crate::job::{Job, JobId, Origin, Outcome, TierKey, UnitId};
 use crate::mover::{Mover, Task};
 use crate::vault::{Move, Unmoved, Vault};
 use block_pool::{PageId, Priority, Step};
@@ -20,6 +20,8 @@ pub(super) struct Below {
     /// Its slots, as units.
     pub(super) index: TierIndex,
     pub(super) vault: Arc<dyn Vault>,
+    /// Where blocks come from that are on their way to the host.
+    origins: HashMap<UnitId, Origin>,
     /// Host units that are being filled.
     fills: HashMap<UnitId, Arc<Fill>>,
     ended: Arc<EndedMoves>,
@@ -140,6 +142,7 @@ impl Below {
         Below {
             index,
             vault,
+            origins: HashMap::new(),
             fills: HashMap::new(),
             ended: Arc::default(),
             blocks_a_move: (MOVE_BYTES / unit_bytes.max(1)).clamp(1, super::JOB_BLOCKS),
@@ -178,15 +181,33 @@ impl Below {
         }
     }
 
-    /// Blocks have come to these units of the host from the device: they are written to the tier below, too.
-    pub(super) fn write_behind(&mut self, host: &mut TierIndex, units: &[UnitId]) {
+    /// A block from there is on its way to a unit of the host.
+    pub(super) fn note(&mut self, unit: UnitId, origin: Origin) {
+        self.origins.insert(unit, origin);
+    }
+
+    /// Blocks have come to these units of the host from the device, or have not: those that have are written to the
+    /// tier below, too.
+    pub(super) fn stored(&mut self, host: &mut TierIndex, units: &[UnitId], done: bool) {
+        if done {
+            self.write_behind(host, units);
+        }
+        for unit in units {
+            self.origins.remove(unit);
+        }
+    }
+
+    fn write_behind(&mut self, host: &mut TierIndex, units: &[UnitId]) {
         let room = self.most_writes.saturating_sub(self.vault.writes());
         let (units, rest) = units.split_at(units.len().min(room));
         self.dropped_busy += rest.len() as u64;
         for part in host.offers(units).chunks(self.blocks_a_move) {
             let Some(Job { id, units: slots, pages, .. }) = self.index.store(part, Step(0)) else { continue };
             let units: Vec<UnitId> = pages.iter().map(|page| UnitId(page.0 - 1)).collect();
-            let moves = moves(host, &slots, &units);
+            let mut moves = moves(host, &slots, &units);
+            for one in &mut moves {
+                one.origin = self.origins.remove(&one.unit).unwrap_or_default();
+            }
             let (held, ended) = (host.hold(&units), Arc::clone(&self.ended));
             let told = move |unmoved| ended.push(EndedMove { below: id, host: held, unmoved, fill: None });
             self.vault.write(moves, Box::new(told));
@@ -321,6 +342,7 @@ fn moves(host: &TierIndex, slots: &[UnitId], units: &[UnitId]) -> Vec<Move> {
         slot,
         unit,
         priority: offer.priority.level(),
+        origin: Origin::default(),
     };
     offers.zip(slots).zip(units).map(one).collect()
 }
