@@ -51,9 +51,6 @@ pub struct VaultCounters {
 /// Keeps blocks in slots. Units stay as they are while they are written, and are nobody else's while they are read
 /// into. Only `reset`, `flush` and `stop` wait.
 pub trait Vault: Send + Sync {
-    /// Blocks that are being written or wait for it.
-    fn writes(&self) -> usize;
-
     /// Copies units into slots.
     fn write(&self, moves: Vec<Move>, told: Moved);
 
@@ -164,10 +161,6 @@ fn key(key: TierKey) -> Key {
 }
 
 impl Vault for DiskVault {
-    fn writes(&self) -> usize {
-        self.store.writes()
-    }
-
     fn write(&self, moves: Vec<Move>, told: Moved) {
         self.each(&moves, told, |one, memory, done| {
             let block =
