@@ -45,9 +45,7 @@ pub struct BegunLoad {
 /// The host tier of one process.
 impl OuterTier for &TieredConnector {
     fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize {
-        let (here, below) =
-            TieredConnector::leading(self, keys.map(|key| tier_key(&key))).unwrap_or_default();
-        here + below
+        self.loadable(keys.map(|key| tier_key(&key))).unwrap_or(0)
     }
 
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {

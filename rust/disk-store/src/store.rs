@@ -247,13 +247,30 @@ impl Store {
     /// # Panics
     /// If there is no such slot.
     pub fn write(&self, block: Block, memory: Memory, done: Done) {
+        self.write_since(self.epoch(), block, memory, done);
+    }
+
+    /// A number that every reset changes.
+    pub fn epoch(&self) -> u64 {
+        self.core.slots.lock().epoch()
+    }
+
+    /// [`Store::write`] of a block of this epoch: it is given up if there was a reset since.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn write_since(&self, epoch: u64, block: Block, memory: Memory, done: Done) {
         let Block { slot, key, priority, mut origin } = block;
         if origin.content.len() > self.core.layout.content_bytes {
             origin.content.clear();
         }
-        let (epoch, serial) = {
+        let serial = {
             let mut slots = self.core.slots.lock();
-            (slots.epoch(), slots.claim(slot))
+            if slots.epoch() != epoch {
+                drop(slots);
+                return Told::new(done).tell(Err(Failure::GivenUp));
+            }
+            slots.claim(slot)
         };
         let len = self.core.layout.block_bytes as u64;
         let entry = Entry { slot, key, priority, epoch, serial, len, checksum: 0, origin };

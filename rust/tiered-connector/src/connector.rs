@@ -89,7 +89,7 @@ pub struct BelowMetrics {
     /// Slots in all.
     pub slots: u32,
     /// Blocks that are being written or wait for it.
-    pub writes: usize,
+    pub writing: usize,
 }
 
 /// Counters and gauges.
@@ -218,7 +218,21 @@ impl TieredConnector {
     /// # Errors
     /// In a forked process.
     pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<(usize, usize), Closed> {
+        Ok(self.leading_in(&mut *self.lock()?, keys))
+    }
+
+    /// The same, but no more than one load can bring up: a block from below needs a unit, beside those of the others.
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn loadable(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
         let mut inner = self.lock()?;
+        let (here, below) = self.leading_in(&mut inner, keys);
+        let most = if below == 0 { usize::MAX } else { inner.index.available() as usize };
+        Ok(most.min(here + below))
+    }
+
+    fn leading_in(&self, inner: &mut Inner, keys: impl IntoIterator<Item = TierKey>) -> (usize, usize) {
         let (mut here, mut below) = (0, 0);
         let mut keys = keys.into_iter();
         while !inner.lost {
@@ -226,7 +240,7 @@ impl TieredConnector {
             here += found;
             let Some(key) = stop else { break };
             if inner.index.is_being_stored(&key) {
-                self.settle(&mut inner);
+                self.settle(inner);
             }
             match (inner.index.contains(&key), inner.comes_from_below(&key)) {
                 (true, _) => here += 1,
@@ -234,7 +248,7 @@ impl TieredConnector {
                 _ => break,
             }
         }
-        Ok((here, below))
+        (here, below)
     }
 
     /// Begins to read blocks into pages, all or none. `tag` names the copy in [`TieredConnector::take_finished`].
@@ -295,17 +309,21 @@ impl TieredConnector {
             *dropped += blocks.len() as u64;
             return Ok(Offered::Dropped);
         }
-        let Inner { index, below, .. } = &mut *inner;
+        let Inner { index, below, copying, .. } = &mut *inner;
         let parts = blocks.chunks(self.blocks_a_job);
         let jobs: Vec<Job> = parts.filter_map(|part| index.store(part, after)).collect();
+        copying.extend(tag);
+        let (mut tasks, completion) = self.handoff.transfer(jobs, tag);
         if let Some(below) = below {
             let mut offered = blocks.iter().enumerate();
-            for (&unit, page) in jobs.iter().flat_map(|job| job.units.iter().zip(&job.pages)) {
-                let place = offered.find(|(_, offer)| offer.page == *page);
-                below.note(unit, place.map(|(place, _)| origin(place)).unwrap_or_default());
-            }
+            let mut origin = |page| {
+                let place = offered.find(|(_, offer)| offer.page == page); // both are in order
+                place.map(|(place, _)| origin(place)).unwrap_or_default()
+            };
+            tasks = tasks.into_iter().map(|task| below.behind(index, task, &mut origin)).collect();
         }
-        Ok(Offered::Storing(self.begin(&mut inner, jobs, tag)))
+        self.mover.submit(tasks);
+        Ok(Offered::Storing(completion))
     }
 
     /// The blocks of these hashes, from the first of their prefix on, were used on the device.
@@ -387,11 +405,13 @@ impl TieredConnector {
 
     /// Waits until every block that was offered is where it will be found after a restart, or was dropped; false when
     /// `timeout` passes first. True at once where nothing survives.
-    pub fn flush(&self, timeout: Duration) -> bool {
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn flush(&self, timeout: Duration) -> Result<bool, Closed> {
         let left = time_left(timeout);
-        let Ok(Some(vault)) = self.vault() else { return true };
-        // What has landed in host memory goes on to the tier below when the books are told.
-        self.drain(left()) && self.enter().is_ok() && vault.flush(left())
+        let Some(vault) = self.vault()? else { return Ok(true) };
+        Ok(self.drain(left()) && vault.flush(left()))
     }
 
     fn vault(&self) -> Result<Option<Arc<dyn Vault>>, Closed> {
@@ -442,15 +462,11 @@ impl TieredConnector {
     fn settle(&self, inner: &mut Inner) {
         let Ended { jobs, transfers } = self.handoff.take();
         let Inner { index, below, .. } = inner;
-        for (id, outcome) in jobs {
-            let stored = below.as_ref().and_then(|_| index.stored_by(id));
-            index.apply(id, &outcome);
-            if let (Some(below), Some(units)) = (below.as_mut(), stored) {
-                below.stored(index, &units, outcome == Outcome::Done);
-            }
-        }
         if let Some(below) = below {
             below.settle(index);
+        }
+        for (id, outcome) in jobs {
+            index.apply(id, &outcome);
         }
         inner.transfers.extend(transfers);
     }

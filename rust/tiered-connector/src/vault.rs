@@ -53,11 +53,11 @@ pub struct VaultCounters {
 /// Keeps blocks in slots. Units stay as they are while they are written, and are nobody else's while they are read
 /// into. Only `reset`, `flush` and `stop` wait.
 pub trait Vault: Send + Sync {
-    /// Blocks that are being written or wait for it.
-    fn writes(&self) -> usize;
+    /// A number that every reset changes.
+    fn epoch(&self) -> u64;
 
-    /// Copies units into slots.
-    fn write(&self, moves: Vec<Move>, told: Moved);
+    /// Copies units into slots, if there was no reset since `epoch`; gives the blocks up otherwise.
+    fn write(&self, epoch: u64, moves: Vec<Move>, told: Moved);
 
     /// Copies slots into units, those of blocks that were not read may hold anything then.
     fn read(&self, moves: Vec<Move>, told: Moved);
@@ -162,15 +162,15 @@ impl Whole {
 }
 
 impl Vault for DiskVault {
-    fn writes(&self) -> usize {
-        self.store.writes()
+    fn epoch(&self) -> u64 {
+        self.store.epoch()
     }
 
-    fn write(&self, moves: Vec<Move>, told: Moved) {
+    fn write(&self, epoch: u64, moves: Vec<Move>, told: Moved) {
         self.each(moves, told, |one, memory, done| {
             let Move { key: TierKey { hash, guard }, slot, priority, origin, .. } = one;
             let block = Block { slot: slot.0, key: Key { hash, guard }, priority, origin };
-            self.store.write(block, memory, done);
+            self.store.write_since(epoch, block, memory, done);
         });
     }
 
