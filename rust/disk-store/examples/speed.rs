@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("the disk does not answer".into());
     }
     let took = begun.elapsed().as_secs_f64();
-    let mib = (block_bytes * layout.slots as usize) as f64 / f64::from(1 << 20);
+    let mib = f64::from(layout.slots) * f64::from(u32::try_from(block_bytes)?) / f64::from(1 << 20);
     println!("{:.1} MiB/s, opened in {:.1} ms", mib / took, opened.as_secs_f64() * 1e3);
     store.stop(Duration::from_mins(1));
     Ok(())
