@@ -143,9 +143,9 @@ impl Entry {
             checksum: u128::from_le_bytes(array(body, 64)),
             origin: Origin { parent: number(80), position: short(88), content },
         };
-        // The highest numbers have no next ones; no store ever writes them.
-        let possible = entry.slot == slot && entry.epoch < u64::MAX && entry.serial < u64::MAX;
-        possible.then_some(entry)
+        // The highest numbers have no next ones, and serial numbers begin with 1: no store ever writes others.
+        let numbered = entry.epoch < u64::MAX && (1..u64::MAX).contains(&entry.serial);
+        (entry.slot == slot && numbered).then_some(entry)
     }
 }
 

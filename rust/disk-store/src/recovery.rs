@@ -106,7 +106,7 @@ fn newest(all: Vec<Entry>) -> Vec<Entry> {
         }
     }
     let mut blocks: Vec<Entry> = newest.into_values().collect();
-    blocks.sort_unstable_by_key(|entry| entry.serial);
+    blocks.sort_unstable_by_key(|entry| (entry.serial, entry.slot));
     blocks
 }
 
@@ -163,7 +163,7 @@ fn into_fewer_slots(
     }
     entries.sync()?;
     stay.extend(moved);
-    stay.sort_unstable_by_key(|entry| entry.serial);
+    stay.sort_unstable_by_key(|entry| (entry.serial, entry.slot));
     Ok(stay)
 }
 

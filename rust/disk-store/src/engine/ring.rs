@@ -7,6 +7,7 @@ use crate::store::Failure;
 use io_uring::{IoUring, opcode, types};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +17,7 @@ use std::time::Instant;
 
 /// What names the read of the bell among the operations.
 const BELL: u64 = u64::MAX;
-/// Operations begin at once when so many bytes of them are ready; begun together they cost less.
+/// The kernel is given operations when so many bytes of them are ready; together they cost less.
 const TOGETHER: usize = 128 << 10;
 
 /// A ring, and its thread.
@@ -46,6 +47,7 @@ impl Ring {
             bell: Arc::clone(&bell),
             free: (0..depth).collect(),
             on_its_way,
+            ended: VecDeque::new(),
             queue: Arc::clone(&queue),
         };
         let thread = std::thread::Builder::new().name("pk-disk-0".into()).spawn(move || lane.work())?;
@@ -91,6 +93,8 @@ struct Lane {
     /// Places in `on_its_way` that are free.
     free: Vec<usize>,
     on_its_way: Vec<Option<(Operation, Io)>>,
+    /// What the kernel is done with, and what it says.
+    ended: VecDeque<(Operation, Io, i32)>,
     queue: Arc<Queue>,
 }
 
@@ -98,27 +102,34 @@ impl Lane {
     fn work(&mut self) {
         self.listen();
         loop {
-            let mut ready = 0;
-            while !self.free.is_empty() {
-                let idle = self.free.len() == self.on_its_way.len();
-                let next = if idle { self.queue.next() } else { self.queue.try_next() };
-                let Some(operation) = next else {
-                    if idle {
-                        return; // there will be none
-                    }
-                    break;
-                };
-                ready += self.begin(operation);
-                if ready >= TOGETHER {
-                    _ = self.ring.submit();
-                    ready = 0;
+            self.take_ends();
+            // The kernel first has something to do while checksums are made here.
+            let begun = self.begin_some();
+            if let Some((operation, io, result)) = self.ended.pop_front() {
+                self.end(operation, || Ok(self.moved(&io, result)?));
+            } else if !begun && self.free.len() == self.on_its_way.len() {
+                match self.queue.next() {
+                    Some(operation) => _ = self.begin(operation),
+                    None => return, // there will be none
                 }
-            }
-            if self.ring.submit_and_wait(1).is_err() {
+            } else if !begun && self.ring.submit_and_wait(1).is_err() {
                 std::thread::yield_now(); // a signal, or the kernel has too much to do
             }
-            self.take_ends();
         }
+    }
+
+    /// Begins some of what has a place. Gives whether there was any.
+    fn begin_some(&mut self) -> bool {
+        let (mut begun, mut bytes) = (false, 0);
+        while bytes < TOGETHER && !self.free.is_empty() {
+            let Some(operation) = self.queue.try_next() else { break };
+            bytes += self.begin(operation);
+            begun = true;
+        }
+        if bytes > 0 {
+            _ = self.ring.submit(); // what it does not take now it takes the next time
+        }
+        begun
     }
 
     /// Asks the kernel to end its wait when the bell is rung.
@@ -165,6 +176,7 @@ impl Lane {
         _ = unsafe { self.ring.submission().push(&entry.user_data(place as u64)) };
     }
 
+    /// Frees the places of what the kernel is done with.
     fn take_ends(&mut self) {
         let ends: Vec<(u64, i32)> =
             self.ring.completion().map(|end| (end.user_data(), end.result())).collect();
@@ -177,7 +189,7 @@ impl Lane {
             let place = name as usize;
             let Some((operation, io)) = self.on_its_way[place].take() else { continue };
             self.free.push(place);
-            self.end(operation, || Ok(self.moved(&io, result)?));
+            self.ended.push_back((operation, io, result));
         }
     }
 

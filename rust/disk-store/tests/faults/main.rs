@@ -107,6 +107,7 @@ fn a_slow_disk_holds_up_neither_who_asks_nor_who_stops_for_longer_than_was_said(
     assert!(rig.is_quiet());
     rig.data.heal();
     (0..2).for_each(|_| assert_eq!(rig.end().1, Ok(())));
+    rig.flush();
     assert_eq!(rig.store.writes(), 0);
 }
 

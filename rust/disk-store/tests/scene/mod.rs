@@ -7,7 +7,7 @@ use disk_store::engine::{Engine, Ring, Workers};
 use disk_store::entry::{Entry, Key, Origin};
 use disk_store::file::{BlockFile, Pages};
 use disk_store::store::{Block, Failure, Files, Layout, Memory, Store, Sync};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,12 @@ pub(crate) const NUMBER: u64 = 0x1234_5678_9abc_def0;
 
 impl Scene {
     pub(crate) fn new(kind: Kind, block_bytes: usize, slots: u32) -> Scene {
-        let directory = tempfile::tempdir().unwrap();
+        Scene::within(&std::env::temp_dir(), kind, block_bytes, slots)
+    }
+
+    /// A store in a directory of its own on some file system.
+    pub(crate) fn within(place: &Path, kind: Kind, block_bytes: usize, slots: u32) -> Scene {
+        let directory = tempfile::tempdir_in(place).unwrap();
         Scene { kind, block_bytes, slots, sync: Sync::Batch, shift: 0, directory }
     }
 
