@@ -94,7 +94,9 @@ fn layout(directory: &Directory, block_bytes: usize, bytes: Option<u64>, wished:
 
 fn raised(error: &OpenError) -> PyErr {
     match error {
-        OpenError::Mismatch { .. } | OpenError::NoSpace { .. } => PyValueError::new_err(error.to_string()),
+        OpenError::Mismatch { .. } | OpenError::Foreign { .. } | OpenError::NoSpace { .. } => {
+            PyValueError::new_err(error.to_string())
+        }
         OpenError::InUse { .. } | OpenError::Io { .. } => PyOSError::new_err(error.to_string()),
     }
 }

@@ -126,7 +126,9 @@ impl Entry {
             checksum: u128::from_le_bytes(array(body, 64)),
             origin: body.get(ORIGIN..ORIGIN.checked_add(origin)?)?.to_vec(),
         };
-        (entry.slot == slot).then_some(entry)
+        // The highest numbers have no next ones; no store ever writes them.
+        let possible = entry.slot == slot && entry.epoch < u64::MAX && entry.serial < u64::MAX;
+        possible.then_some(entry)
     }
 }
 

@@ -14,5 +14,7 @@ pub mod engine;
 pub mod entry;
 pub mod file;
 pub mod manifest;
+mod operation;
 mod recovery;
+mod slots;
 pub mod store;
