@@ -306,6 +306,7 @@ class DiskDirectory:
     @property
     def secret(self) -> str:
         """The secret of the blocks' second identities."""
+    def revise(self, fingerprint: dict[str, str]) -> None: ...
     def close(self) -> None: ...
 
 @final

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use tiered_connector::host::Arena;
 use tiered_connector::index::TierIndex;
 use tiered_connector::vault::DiskVault;
@@ -32,7 +32,9 @@ use tiered_connector::vault::DiskVault;
 #[pyclass(module = "pagekeeper._native", frozen)]
 pub(crate) struct DiskDirectory {
     directory: Mutex<Option<Directory>>,
-    manifest: Manifest,
+    /// The tier that has it.
+    vault: Mutex<Weak<DiskVault>>,
+    manifest: Mutex<Manifest>,
     content_bytes: usize,
     named: bool,
 }
@@ -48,7 +50,7 @@ impl DiskDirectory {
         depth: usize,
         fsync: &str,
         policy: EvictionPolicy,
-    ) -> PyResult<(TierIndex, DiskVault)> {
+    ) -> PyResult<(TierIndex, Arc<DiskVault>)> {
         let sync = match fsync {
             "batch" => Fsync::Batch,
             "none" => Fsync::None,
@@ -59,10 +61,10 @@ impl DiskDirectory {
             }
         };
         let block_bytes = arena.unit_bytes();
-        if self.manifest.block_bytes != block_bytes as u64 {
+        let Manifest { store, block_bytes: stored, .. } = *self.manifest.lock();
+        if stored != block_bytes as u64 {
             return Err(PyValueError::new_err(format!(
-                "disk: its blocks have {} bytes, a page has {block_bytes}",
-                self.manifest.block_bytes
+                "disk: its blocks have {stored} bytes, a page has {block_bytes}"
             )));
         }
         let mut place = self.directory.lock();
@@ -70,8 +72,11 @@ impl DiskDirectory {
         let one = Layout { block_bytes, content_bytes: self.content_bytes, slots: 1 };
         let layout = layout(&directory, one, bytes, 2 * (block_bytes * pages) as u64)?;
         let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
-        DiskVault::open(files, self.manifest.store, layout, sync, depth.clamp(1, 1024), policy, arena)
-            .map_err(|error| PyOSError::new_err(format!("disk: {error}")))
+        let (index, vault) = DiskVault::open(files, store, layout, sync, depth.clamp(1, 1024), policy, arena)
+            .map_err(|error| PyOSError::new_err(format!("disk: {error}")))?;
+        let vault = Arc::new(vault);
+        *self.vault.lock() = Arc::downgrade(&vault);
+        Ok((index, vault))
     }
 }
 
@@ -125,19 +130,29 @@ impl DiskDirectory {
         let manifest =
             directory.found(&fingerprint, seed.as_deref(), fresh).map_err(|error| raised(&error))?;
         let named = directory.is_named();
-        Ok(DiskDirectory { directory: Mutex::new(Some(directory)), manifest, content_bytes, named })
+        let (directory, manifest) = (Mutex::new(Some(directory)), Mutex::new(manifest));
+        Ok(DiskDirectory { directory, vault: Mutex::default(), manifest, content_bytes, named })
     }
 
     /// The seed of the block hashes, 64 hexadecimal digits; None where nothing survives, and any will do.
     #[getter]
-    fn seed(&self) -> Option<&str> {
-        self.named.then_some(&*self.manifest.seed)
+    fn seed(&self) -> Option<String> {
+        self.named.then(|| self.manifest.lock().seed.clone())
     }
 
     /// The secret of the blocks' second identities, 64 hexadecimal digits.
     #[getter]
-    fn secret(&self) -> &str {
-        &self.manifest.secret
+    fn secret(&self) -> String {
+        self.manifest.lock().secret.clone()
+    }
+
+    /// What its blocks are blocks of is something else from now on. They have to be forgotten before.
+    fn revise(&self, py: Python<'_>, fingerprint: Fingerprint) -> PyResult<()> {
+        let Some(vault) = self.vault.lock().upgrade() else { return Ok(()) };
+        let manifest = Manifest { fingerprint, ..self.manifest.lock().clone() };
+        py.detach(|| vault.store().revise(&manifest)).map_err(|error| raised(&error))?;
+        *self.manifest.lock() = manifest;
+        Ok(())
     }
 
     /// Gives the directory up, if no tier has taken it.

@@ -168,7 +168,7 @@ impl TieredConnector {
             core.map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
         if let Some(disk) = disk {
             let (index, vault) = disk.open(arena, count, disk_bytes, disk_workers, fsync, policy)?;
-            core = core.above(index, Arc::new(vault));
+            core = core.above(index, vault);
         }
         Ok(TieredConnector {
             core,

@@ -6,7 +6,7 @@
 
 use disk_store::directory::Directory;
 use disk_store::engine::best;
-use disk_store::entry::Key;
+use disk_store::entry::{Key, Origin};
 use disk_store::file::Pages;
 use disk_store::store::{Block, Files, Layout, Memory, Store, Sync};
 use std::error::Error;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("always") => Sync::Always,
         Some(other) => return Err(format!("{other}: batch, none or always").into()),
     };
-    let layout = Layout { block_bytes, origin_bytes: 64, slots: (total / block_bytes) as u32 };
+    let layout = Layout { block_bytes, content_bytes: 64, slots: (total / block_bytes) as u32 };
     let begun = Instant::now();
     let files = Files::open(Directory::open(Path::new(directory))?, &layout, true)?;
     let (store, found) = Store::open(files, STORE, layout, sync, |file| best(&file, depth))?;
@@ -70,7 +70,16 @@ fn copy_all(store: &Store, write: bool, depth: usize) -> Result<(), Box<dyn Erro
         let sender = sender.clone();
         let done = Box::new(move |end| _ = sender.send((place, end)));
         if write {
-            store.write(Block { slot, key, priority: 50, origin: vec![1; 64] }, memory, done);
+            store.write(
+                Block {
+                    slot,
+                    key,
+                    priority: 50,
+                    origin: Origin { content: vec![1; 64], ..Origin::default() },
+                },
+                memory,
+                done,
+            );
         } else {
             store.read(slot, key, memory, done);
         }

@@ -204,6 +204,15 @@ impl Directory {
         Ok(fresh)
     }
 
+    /// Writes another manifest of this store over its manifest, for good.
+    ///
+    /// # Errors
+    /// The system refuses; the former one is there still.
+    pub fn revise(&self, manifest: &Manifest) -> Result<(), OpenError> {
+        let Some(named) = &self.named else { return Ok(()) };
+        named.found(manifest).map_err(|error| self.failed(error))
+    }
+
     /// Opens one of the store's files, and makes it if it is not there.
     ///
     /// # Errors

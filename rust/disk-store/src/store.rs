@@ -6,6 +6,7 @@ use crate::directory::{DATA, Directory, ENTRIES, OpenError};
 use crate::engine::Engine;
 use crate::entry::{Entry, Key, Origin, entry_bytes};
 use crate::file::{ALIGNMENT, BlockFile};
+use crate::manifest::Manifest;
 use crate::operation::{Operation, Told};
 use crate::recovery;
 use crate::slots::Slots;
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -67,7 +68,7 @@ pub struct Files {
     pub data: Arc<dyn BlockFile>,
     /// What they are.
     pub entries: Arc<dyn BlockFile>,
-    /// Where they lie: locked until the last thread of the store has ended.
+    /// Where they lie: locked until the store was stopped, and the last of its threads has ended.
     pub directory: Option<Directory>,
 }
 
@@ -174,7 +175,7 @@ pub(crate) struct Core {
     pub(crate) failed_syncs: AtomicU64,
     /// Slots that have space on the disk.
     reserved: Mutex<u32>,
-    _directory: Option<Directory>,
+    directory: Mutex<Option<Directory>>,
 }
 
 /// A store of blocks.
@@ -182,6 +183,8 @@ pub struct Store {
     core: Arc<Core>,
     engine: Box<dyn Engine>,
     committer: Mutex<Option<JoinHandle<()>>>,
+    /// Nothing is written any more: the files may be another store's.
+    stopped: AtomicBool,
     process: u32,
 }
 
@@ -217,18 +220,27 @@ impl Store {
             header: Mutex::new(Some(epoch)),
             failed_syncs: AtomicU64::new(0),
             reserved: Mutex::new(reserved),
-            _directory: directory,
+            directory: Mutex::new(directory),
         });
         let of_thread = Arc::clone(&core);
         let committer = std::thread::Builder::new().name("pk-disk-sync".into());
         let committer = committer.spawn(move || of_thread.commits.run(&of_thread))?;
         let committer = Mutex::new(Some(committer));
-        Ok((Store { core, engine, committer, process: std::process::id() }, blocks))
+        let (stopped, process) = (AtomicBool::new(false), std::process::id());
+        Ok((Store { core, engine, committer, stopped, process }, blocks))
     }
 
     /// Its sizes.
     pub fn layout(&self) -> Layout {
         self.core.layout
+    }
+
+    /// Writes another manifest of this store, for good. All blocks have to be forgotten before.
+    ///
+    /// # Errors
+    /// The system refuses: the former one is there still.
+    pub fn revise(&self, manifest: &Manifest) -> Result<(), OpenError> {
+        self.core.directory.lock().as_ref().map_or(Ok(()), |directory| directory.revise(manifest))
     }
 
     /// What was counted.
@@ -314,10 +326,13 @@ impl Store {
     /// else is not. Writes that are on their way are given up. Waits for the disk.
     ///
     /// # Errors
-    /// The disk failed. Blocks may come back if the store is opened again; until then none does.
+    /// The disk failed, or the store was stopped. Blocks may come back if it is opened again; until then none does.
     pub fn reset(&self) -> io::Result<()> {
         let core = &self.core;
         let mut header = core.header.lock();
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(io::Error::other("the store was stopped"));
+        }
         let epoch = core.slots.lock().begin_epoch();
         *header = None;
         let written = recovery::write_epoch(&*core.entries, core.number, epoch);
@@ -348,7 +363,8 @@ impl Store {
     }
 
     /// Takes no more, gives what is on its way `timeout` to end, gives up the rest, and ends the threads but for those
-    /// that the system does not answer. Calling it again does nothing.
+    /// that the system does not answer. Where all have ended the directory is free for another store. Calling it again
+    /// does nothing.
     pub fn stop(&self, timeout: Duration) {
         if self.process != std::process::id() {
             return; // its threads are in another process, and with them perhaps its locks
@@ -364,6 +380,11 @@ impl Store {
             && committed
         {
             _ = committer.join(); // it calls no function of others that may panic
+        }
+        if committed && self.engine.wait(Some(Instant::now())) {
+            let _nobody_writes = self.core.header.lock();
+            self.stopped.store(true, Ordering::Release);
+            drop(self.core.directory.lock().take());
         }
     }
 }

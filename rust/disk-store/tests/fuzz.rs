@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const ENTRIES: &[u8] = include_bytes!("corpus/entries");
 const MANIFEST: &str = include_str!("corpus/manifest.json");
 /// That of the corpus.
-const LAYOUT: Layout = Layout { block_bytes: 600, origin_bytes: 40, slots: 4 };
+const LAYOUT: Layout = Layout { block_bytes: 600, content_bytes: 40, slots: 4 };
 
 /// Rounds with a seed each: so many, or for as long as was said.
 fn rounds(few: u64, mut round: impl FnMut(&mut Random)) {

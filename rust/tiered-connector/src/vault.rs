@@ -116,6 +116,11 @@ impl DiskVault {
         Ok((index, DiskVault { store, arena }))
     }
 
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Whether blocks go around the page cache.
     pub fn is_direct(&self) -> bool {
         self.store.is_direct()

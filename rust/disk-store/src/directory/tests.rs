@@ -29,7 +29,7 @@ fn manifest() -> Manifest {
 }
 
 fn found(directory: &Directory) -> Result<Manifest, OpenError> {
-    directory.found(&manifest().fingerprint, None, manifest)
+    directory.found(&manifest().fingerprint, None, || Ok(manifest()))
 }
 
 fn names(path: &Path) -> Vec<String> {
@@ -137,7 +137,7 @@ fn a_directory_is_its_owners_and_so_is_each_file_also_one_that_was_not() {
 #[test]
 fn a_private_store_leaves_no_name() {
     let parent = tempfile::tempdir().unwrap();
-    let layout = Layout { block_bytes: 100, origin_bytes: 0, slots: 2 };
+    let layout = Layout { block_bytes: 100, content_bytes: 0, slots: 2 };
     for _ in 0..2 {
         let files = Files::open(Directory::private(parent.path()), &layout, true).unwrap();
         files.data.write(b"bytes", 0).unwrap();
@@ -154,7 +154,7 @@ fn a_manifest_that_was_written_is_found_again() {
         let directory = Directory::open(&path).unwrap();
         assert_eq!(found(&directory).unwrap(), manifest());
         let seed = "ab".repeat(32);
-        assert!(directory.found(&manifest().fingerprint, Some(&seed), || other_secret(&seed)).is_ok());
+        assert!(directory.found(&manifest().fingerprint, Some(&seed), || Ok(other_secret(&seed))).is_ok());
     }
 }
 
@@ -170,7 +170,7 @@ fn a_store_of_anything_else_is_refused_by_name_and_stays_as_it_is() {
     found(&directory).unwrap();
     let text = std::fs::read(path.join(MANIFEST)).unwrap();
     let refused = |fingerprint: &Fingerprint, seed: Option<&str>, fresh: Manifest| {
-        let refused = directory.found(fingerprint, seed, || fresh).unwrap_err();
+        let refused = directory.found(fingerprint, seed, || Ok(fresh)).unwrap_err();
         assert!(matches!(refused, OpenError::Mismatch { .. }), "{refused}");
         assert_eq!(std::fs::read(path.join(MANIFEST)).unwrap(), text);
         refused.to_string()
