@@ -2,10 +2,10 @@
 
     python benches/disk_speed.py DIRECTORY [--blocks 65536 262144 1048576 16777216] [--gib 1] [--rounds 7]
 
-The store makes and compares checksums. Prints medians in MiB/s and their ratio. Blocks are written over such as
-are there, and read as they were written. Of writes there are two figures: as the disk takes them (the store syncs
-nothing), and durable at the end (the store syncs by itself, as is its default, and is flushed; fio syncs once).
-Measure on a machine that is otherwise quiet.
+The store makes and compares checksums. Prints medians in MiB/s and their ratio. Blocks are written over
+such as are there, and read as they were written. Of writes there are two figures: as the disk takes them (the
+store syncs nothing), and durable at the end (the store syncs by itself, as is its default, and is flushed;
+fio syncs once). Measure on a machine that is otherwise quiet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DEPTH = 32
 
 def built() -> Path:
     """The example that copies blocks, built if it is not."""
-    command = "cargo build --release -p disk-store --example speed --message-format json".split()
+    example = ["-p", "disk-store", "--example", "speed"]
+    command = ["cargo", "build", "--release", *example, "--message-format", "json"]
     output = subprocess.run(command, cwd=CRATE, check=True, stdout=subprocess.PIPE, text=True).stdout
     executables = [json.loads(line).get("executable") for line in output.splitlines()]
     return Path(next(path for path in reversed(executables) if path))

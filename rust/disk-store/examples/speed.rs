@@ -41,8 +41,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         "read" => return Err(format!("{} blocks are there, not {}", found.len(), layout.slots).into()),
         other => return Err(format!("{other}: write or read").into()),
     }
+    // In one piece, as a tier's memory is.
+    let mut memory = Pages::zeros((depth + depth / 2) * layout.slot_bytes());
+    fill(memory.bytes_mut());
     let begun = Instant::now();
-    copy_all(&store, what == "write", depth)?;
+    copy_all(&store, what == "write", &mut memory)?;
     if sync != Sync::None && !store.flush(Duration::from_mins(10)) {
         return Err("the disk does not answer".into());
     }
@@ -53,18 +56,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Copies each slot, and begins the next copy where one has ended.
-fn copy_all(store: &Store, write: bool, depth: usize) -> Result<(), Box<dyn Error>> {
+/// Copies each slot, and begins the next copy in the memory of one that has ended.
+fn copy_all(store: &Store, write: bool, memory: &mut Pages) -> Result<(), Box<dyn Error>> {
     let layout = store.layout();
-    let asked = depth + depth / 2;
-    let mut memory: Vec<Pages> = (0..asked).map(|_| Pages::zeros(layout.slot_bytes())).collect();
-    for (place, pages) in memory.iter_mut().enumerate() {
-        fill(pages.bytes_mut(), place as u64);
-    }
+    let asked = memory.bytes().len() / layout.slot_bytes();
     let (sender, ends) = mpsc::channel();
     let mut copy = |place: usize, slot: u32| {
-        let start = NonNull::from(memory[place].bytes_mut()).cast();
-        // SAFETY: the pages are there until all has ended, and each has one copy at a time.
+        let start = NonNull::from(&mut memory.bytes_mut()[place * layout.slot_bytes()..]).cast();
+        // SAFETY: the pages are there until all has ended, and each place has one copy at a time.
         let memory = unsafe { Memory::new(start, layout.slot_bytes()) };
         let key = Key { hash: u64::from(slot), guard: [7; 16] };
         let sender = sender.clone();
@@ -102,8 +101,8 @@ fn copy_all(store: &Store, write: bool, depth: usize) -> Result<(), Box<dyn Erro
 }
 
 /// Bytes that no disk makes fewer.
-fn fill(bytes: &mut [u8], seed: u64) {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+fn fill(bytes: &mut [u8]) {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     for chunk in bytes.chunks_exact_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
