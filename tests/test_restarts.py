@@ -46,7 +46,8 @@ def serve_all(requests: Iterable[Request], pairs: list[Pair], restarts: int) -> 
         pair.check()
         assert pair.found.device > 0, pair.name
         assert pair.found.disk > 0, pair.name
-    assert any(pair.found.host for pair in pairs)
+    larger = [pair for pair in pairs if pair.model.host.units > len(pair.memory)]
+    assert not larger or any(pair.found.host for pair in larger), "a host that has more than the device"
 
 
 @pytest.mark.timeout(1800)
@@ -62,11 +63,10 @@ def test_the_conversation_trace_is_found_where_the_model_finds_it(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)
 def test_the_agent_traces_are_found_where_the_model_finds_them(
-    shared_dir: Path, tmp_path: Path, write_policy: str
+    shared_dir: Path, tmp_path: Path, long_run: bool, write_policy: str
 ) -> None:
-    serve_all(
-        agent_requests(shared_dir, 64), pairs(tmp_path, 64, AGENTS, write_policy, min_hits=1), restarts=1
-    )
+    sizes = AGENTS if long_run else AGENTS[:1]
+    serve_all(agent_requests(shared_dir, 64), pairs(tmp_path, 64, sizes, write_policy, min_hits=1), restarts=1)
 
 
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)

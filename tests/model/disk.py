@@ -26,13 +26,16 @@ class Disk:
 
     def write(self, names: Sequence[int]) -> None:
         """They have come to the host. What is here already is not written; what is new is as recent as it gets."""
-        new = [name for name in names if self.slots and name not in self.written]
-        for name in new:
+        new = []
+        for name in names if self.slots else ():
+            if name in self.written:
+                continue
             if len(self.written) == self.slots:
                 victim = self.blocks.pop()
                 del self.written[victim]
                 self.evictions += 1
             self.written[name] = None
+            new.append(name)
         for name in reversed(new):
             self.blocks.push(name)
         self.stored += len(new)
