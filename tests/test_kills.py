@@ -58,12 +58,13 @@ class Lives:
 
     def look(self, report: Path, when: float) -> None:
         """Every block that is found holds what it must. Counts those that have to be found, and those that are."""
-        begun = self.epoch
+        begun, forgotten = self.epoch, set[BlockPath]()
         for line in told(report):
             if "resetting" in line:
                 begun = line["resetting"]
             elif "reset" in line:
                 self.epoch = line["reset"]
+                forgotten |= self.durable
                 self.durable.clear()
             elif "durable" in line and line["at"] < when - GRACE:
                 self.durable.update(map(tuple, line["durable"]))
@@ -74,9 +75,8 @@ class Lives:
         if begun == self.epoch:
             self.expected += len(paths)
             self.found += sum(self.is_found(path, lengths) for path in paths)
-        chosen = random.Random(0)
-        self.served += sum(lengths.values())
-        self.served += sum(cache.found(killed.drawn_path(chosen)) for _ in range(100))
+        others = [*self.ends(sorted(forgotten)), *map(killed.drawn_path, [random.Random(0)] * 100)]
+        self.served += sum(lengths.values()) + sum(map(cache.found, others))
         assert cache.lost() == 0
         if begun != self.epoch:
             cache.kv.reset_prefix_cache()

@@ -70,9 +70,8 @@ impl DiskDirectory {
         let directory = place.take().ok_or_else(|| PyRuntimeError::new_err("disk: another tier has it"))?;
         let layout = layout(&directory, block_bytes, bytes, 2 * (block_bytes * pages) as u64)?;
         let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
-        let (index, vault) =
-            DiskVault::open(files, store, layout, sync, depth.clamp(1, 1024), policy, arena)
-                .map_err(|error| PyOSError::new_err(format!("disk: {error}")))?;
+        let (index, vault) = DiskVault::open(files, store, layout, sync, depth.clamp(1, 1024), policy, arena)
+            .map_err(|error| PyOSError::new_err(format!("disk: {error}")))?;
         let vault = Arc::new(vault);
         *self.vault.lock() = Arc::downgrade(&vault);
         Ok((index, vault))
