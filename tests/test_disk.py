@@ -128,20 +128,25 @@ def test_blocks_are_told_by_where_they_would_be_read(tmp_path: Path) -> None:
     assert found(cache, prompt) == (0, 6, 0), "what came up is in the host now"
 
 
-def test_a_prompt_longer_than_the_host_comes_up_in_parts(tmp_path: Path) -> None:
-    cache = opened(tmp_path, pages=16, units=64)
+@pytest.mark.parametrize(("pages", "parts", "found"), [(19, 3, 13), (18, 1, 5), (14, 1, 5)])
+def test_a_prompt_longer_than_the_host_comes_up_in_parts_while_there_are_pages(
+    tmp_path: Path, pages: int, parts: int, found: int
+) -> None:
     prompt = prompt_of(1, 13)
+    cache = opened(tmp_path, pages=16, units=64)
     cache.serve(prompt)
-    cache = reopened(cache, tmp_path, pages=16, units=5)
+    cache = reopened(cache, tmp_path, pages=pages, units=5)
     ctx = cache.claimed(prompt)
     loads = 0
+    cache.kv.alloc(ctx)
     while ctx.active_length == 0:
+        loads += 1
+        assert cache.settled() == [ctx.request_id]
         cache.kv.alloc(ctx)
-        loads += ctx.active_length == 0
-        cache.settled()
-    assert (loads, ctx.cached_prefix_length) == (3, 52)
-    assert cache.holds(ctx)
+    assert (loads, ctx.cached_prefix_length) == (parts, found * PAGE_SIZE)
+    assert cache.kv.metrics()["failed_allocs"] == 0
     cache.compute(ctx)
+    assert cache.holds(ctx)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257])

@@ -99,7 +99,7 @@ def live(cache: KilledCache, report: Path, chosen: random.Random) -> None:
             new.update(path[:end] for end in range(1, len(path) + 1))
         if chosen.random() < 0.8 and cache.kv.flush(30) and cache.lost() == before:
             tell(durable=sorted(new))
-        if chosen.random() < 0.02:
+        if chosen.random() < 0.01:
             tell(resetting=cache.epoch + 1)
             cache.kv.reset_prefix_cache()
             cache.epoch += 1
