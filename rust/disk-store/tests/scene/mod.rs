@@ -1,5 +1,7 @@
 //! A store in a directory of its own, driven one block at a time.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use disk_store::directory::Directory;
 use disk_store::engine::{Engine, Ring, Workers};
 use disk_store::entry::{Entry, Key};
