@@ -14,7 +14,7 @@ use tiered_connector::index::TierIndex;
 use tiered_connector::vault::DiskVault;
 
 /// Most bytes that are kept of what a block was made of.
-const ORIGIN_BYTES: usize = 0;
+pub(crate) const ORIGIN_BYTES: usize = 0;
 
 /// A directory for the blocks of one cache, locked while it is used.
 ///
@@ -92,7 +92,7 @@ fn layout(directory: &Directory, block_bytes: usize, bytes: Option<u64>, wished:
     Ok(Layout { slots: slots.min(block_pool::Slab::MAX_PAGES.into()) as u32, ..one })
 }
 
-fn raised(error: &OpenError) -> PyErr {
+pub(crate) fn raised(error: &OpenError) -> PyErr {
     match error {
         OpenError::Mismatch { .. } | OpenError::NoSpace { .. } => PyValueError::new_err(error.to_string()),
         OpenError::InUse { .. } | OpenError::Io { .. } => PyOSError::new_err(error.to_string()),
