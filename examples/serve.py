@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from pagekeeper import MHAKVCacheParams, PagedKVCacheManager
+from pagekeeper import KVConnectorConfig, MHAKVCacheParams, PagedKVCacheManager
 from serving.engine import Engine, Request
 from serving.loader import UnsupportedModelError, load_model
 from serving.model import DTYPE, Model, ModelConfig
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit status: 0 if all tokens are equal, 1 if not, 2 for bad arguments."""
     options = _parser().parse_args(argv)
     try:
-        model = load_model(options.model) if options.model else _small_model(options.seed)
+        model = load_model(options.model) if options.model else small_model(options.seed)
     except UnsupportedModelError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2
@@ -64,7 +64,14 @@ def compare(model: Model, options: argparse.Namespace) -> Comparison:
     return Comparison(description, options.pages, *runs)
 
 
-def make_cache(config: ModelConfig, options: argparse.Namespace, *, reuse: bool) -> PagedKVCacheManager:
+def make_cache(
+    config: ModelConfig,
+    options: argparse.Namespace,
+    *,
+    reuse: bool,
+    tiers: KVConnectorConfig | None = None,
+    model_name: str | None = None,
+) -> PagedKVCacheManager:
     """A cache of the model's shape."""
     params = MHAKVCacheParams(
         dtype=str(DTYPE),
@@ -74,8 +81,14 @@ def make_cache(config: ModelConfig, options: argparse.Namespace, *, reuse: bool)
         page_size=options.page_size,
         devices=["cpu"],
         enable_prefix_caching=reuse,
+        kv_connector_config=tiers,
     )
-    return PagedKVCacheManager(params=params, total_num_pages=options.pages, max_batch_size=options.max_batch)
+    return PagedKVCacheManager(
+        params=params,
+        total_num_pages=options.pages,
+        max_batch_size=options.max_batch,
+        model_name=model_name,
+    )
 
 
 def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.Namespace) -> Run:
@@ -101,7 +114,7 @@ def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.N
     return Run(served, engine.stats)
 
 
-def _small_model(seed: int) -> Model:
+def small_model(seed: int) -> Model:
     # Its products are too small to gain from threads, which on a busy machine only wait for each other.
     torch.set_num_threads(1)
     return Model.seeded(ModelConfig(), seed)

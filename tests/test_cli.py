@@ -77,6 +77,8 @@ def test_options_reach_the_replay() -> None:
         "eviction_policy": "priority_lru",
         "prefix_caching": False,
         "host_pages": 0,
+        "disk_pages": 0,
+        "disk_dir": None,
     }
 
 
@@ -84,6 +86,60 @@ def test_options_reach_the_replay() -> None:
 def test_host_memory_is_sized_in_tokens_or_in_pools(trace: Path, size: str, pages: int) -> None:
     report = run("replay", trace, "--page-size", "16", "--pages", "5", "--host", size, "--json")
     assert json.loads(report.stdout)["settings"]["host_pages"] == pages
+
+
+@pytest.mark.parametrize(("options", "pages"), [(["--disk", "100"], 6), (["--disk", "3x"], 15), ([], 10)])
+def test_a_disk_is_sized_in_tokens_or_in_pools(
+    trace: Path, tmp_path: Path, options: list[str], pages: int
+) -> None:
+    options = ["--pages", "5", "--host", "1x", "--disk-dir", str(tmp_path / "kv"), *options]
+    settings = json.loads(run("replay", trace, "--page-size", "16", *options, "--json").stdout)["settings"]
+    assert (settings["disk_pages"], settings["disk_dir"]) == (pages, str(tmp_path / "kv"))
+
+
+def test_a_second_replay_finds_on_disk_what_the_first_one_stored(tmp_path: Path) -> None:
+    # Five prompts of two full blocks and a token. Three pages and four units hold two of them.
+    prompts = [[start + token for token in range(9)] for start in range(0, 500, 100)]
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"tokens": prompt, "output_length": 1, "salt": "tenant"} for prompt in prompts]
+    trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = ["--page-size", "4", "--pages", "3", "--concurrency", "1", "--host", "16", "--disk", "400"]
+    options += ["--disk-dir", str(tmp_path / "kv"), "--json"]
+    command = ["-m", "pagekeeper", "replay", str(trace), *options]
+    first, second = (json.loads(python(*command).stdout) for _ in range(2))
+    assert (first["hit_tokens"], first["host_hit_tokens"], first["disk_hit_tokens"]) == (0, 0, 0)
+    assert first["disk_stored_blocks"] == 10
+    assert (second["hit_tokens"], second["host_hit_tokens"], second["disk_hit_tokens"]) == (0, 0, 40)
+    assert (second["disk_loaded_blocks"], second["disk_stored_blocks"]) == (10, 0)
+
+
+def test_what_is_found_on_disk_and_in_host_memory_is_told_apart(tmp_path: Path) -> None:
+    # Prompts of two full blocks and a token on three pages: each drives the others out of the device. Four
+    # units hold the newest two; the first comes from disk, after that the third from host memory.
+    prompts = [[start + token for token in range(9)] for start in (0, 100, 200, 0, 200)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f"{json.dumps({'tokens': prompt, 'output_length': 1})}\n" for prompt in prompts))
+    options = ["--page-size", "4", "--pages", "3", "--concurrency", "1", "--host", "16", "--disk", "400"]
+    result = run("replay", trace, *options)
+    lines = [" ".join(line.replace("━", "").split()) for line in result.stdout.splitlines()]
+    for line in (
+        "3 pages of 4 tokens and 4 in host memory and 100 on disk, 1 requests at a time,",
+        "in host memory 8",
+        "on disk 8",
+        "written to disk 6",
+        "read from there 2",
+        "loaded from the tiers 4 each page checked",
+    ):
+        assert line in lines, result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_directory_of_another_cache_is_refused(trace: Path, tmp_path: Path) -> None:
+    options = ["--pages", "9", "--host", "1x", "--disk-dir", str(tmp_path / "kv")]
+    assert run("replay", trace, "--page-size", "4", *options).exit_code == 0
+    result = run("replay", trace, "--page-size", "8", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "page_size is 4 there, 8 here" in " ".join(result.stderr.split())
 
 
 def test_the_summary_says_what_host_memory_gave(tmp_path: Path) -> None:
@@ -184,6 +240,12 @@ def test_the_format_can_be_forced(trace: Path) -> None:
         (["--generate", "5", "--pages", "99999999"], "pages=99999999: must be from 1 to 67108864"),
         (["--generate", "5", "--host", "4 GB"], "--host 4 GB: must be a number of tokens, or of pools"),
         (["--generate", "5", "--host", "100"], "--host 100: not one page of 128 tokens"),
+        (
+            ["--generate", "5", "--host", "2x", "--disk", "4 GB"],
+            "--disk 4 GB: must be a number of tokens, or of",
+        ),
+        (["--generate", "5", "--disk", "2x"], "--disk goes with --host"),
+        (["--generate", "5", "--disk-dir", "kv"], "--disk-dir goes with --host"),
         (["--generate", "5", "--host", "2x", "--no-prefix-caching"], "--host goes with the prefix cache"),
         (["--generate", "5", "--seed", "9223372036854775808"], "seed=9223372036854775808: must be from 0"),
         (["--generate", "0"], "0 is not in the range"),
@@ -207,6 +269,7 @@ def test_the_version_is_the_package_s() -> None:
 def test_help_lists_the_commands_and_shows_an_example() -> None:
     text = run("--help").stdout
     assert "replay  Replay a request trace" in text
+    assert "doctor  Check a disk tier" in text
     assert "pagekeeper replay --generate 1000" in text
 
 

@@ -63,13 +63,13 @@ def test_every_metric_has_a_row_in_the_document_and_every_row_a_metric() -> None
     assert list(METRICS) == list(manager().metrics())
 
 
-def test_every_metric_of_the_host_tier_has_a_row_in_its_document_and_every_row_a_metric() -> None:
+def test_every_metric_of_the_tiers_has_a_row_in_their_document_and_every_row_a_metric() -> None:
     rows = re.findall(r"^\| `(connector_\w+)` \|", TIERS, re.MULTILINE)
     shape: dict[str, Any] = dict(n_kv_heads=1, head_dim=1, num_layers=1, page_size=4)
-    memory = np.zeros((9, 32), np.uint8)
-    kv = manager(8, kv_connector_config="rust_tiered", buffers=[memory], **shape)
-    own = [name for name in kv.metrics() if name.startswith("connector_host_")]
-    assert rows == own
+    tiers = {"type": "rust_tiered", "host_offload_max_gb": 2**-20, "disk_offload_max_gb": 2**-10}
+    kv = manager(8, kv_connector_config=tiers, buffers=[np.zeros((9, 32), np.uint8)], **shape)
+    assert rows == [name for name in kv.metrics() if name.startswith(("connector_host_", "connector_disk_"))]
+    kv.shutdown()
 
 
 def test_the_counters_of_the_document_are_zero_in_a_new_manager() -> None:

@@ -66,7 +66,9 @@ def test_the_agent_traces_are_found_where_the_model_finds_them(
     shared_dir: Path, tmp_path: Path, long_run: bool, write_policy: str
 ) -> None:
     sizes = AGENTS if long_run else AGENTS[:1]
-    serve_all(agent_requests(shared_dir, 64), pairs(tmp_path, 64, sizes, write_policy, min_hits=1), restarts=1)
+    serve_all(
+        agent_requests(shared_dir, 64), pairs(tmp_path, 64, sizes, write_policy, min_hits=1), restarts=1
+    )
 
 
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)

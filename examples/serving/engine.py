@@ -52,6 +52,8 @@ class Request:
     """Tokens whose KV is computed or under way in this admission."""
     pending: int = 0
     """Sampled tokens that the host has not seen yet."""
+    loading: bool = False
+    """Whether blocks of its prompt are on their way from host memory or disk."""
     last_token: torch.Tensor = field(init=False)
     """int64 `[1]` on the device: the newest sampled token, which the next forward reads from there."""
 
@@ -183,12 +185,15 @@ class Engine:
     def _plan(self) -> list[Request]:
         """The requests of the next forward, in batch order, with pages for it.
 
-        Prompts are served in the order of arrival, so only the newest running one can be computed in part.
+        Prompts are served in the order of arrival. One whose blocks are being loaded lets others go ahead.
         """
+        loaded = set(self._kv.poll_transfers())
+        for request in self._running:
+            request.loading = request.loading and request.context.request_id not in loaded
         batch = self._plan_decodes()
         budget = self._max_num_input_tokens - len(batch)
-        if self._running and not self._running[-1].decoding:
-            budget = self._plan_prompt(self._running[-1], batch, budget)
+        for request in [one for one in self._running if not one.decoding and not one.loading]:
+            budget = self._plan_prompt(request, batch, budget)
         while self._waiting and not self._crowded and budget and len(self._running) < self._max_batch_size:
             request = self._waiting.popleft()
             if not self._kv.contains(request.context):
@@ -227,10 +232,13 @@ class Engine:
             self._reject(request, str(error))
             return budget
         except InsufficientBlocksError:
-            if self._running == [request]:
-                raise  # nobody else holds pages, so waiting would be for ever
+            if self._running == [request] and not self._kv.metrics()["copies_in_flight"]:
+                raise  # nothing else holds pages, so waiting would be for ever
             self._preempt(request)
             return 0
+        request.loading = request.context.active_length == 0
+        if request.loading:
+            return budget
         request.prefill_end = len(request.tokens)
         self.stats.prefilled_tokens += request.context.active_length
         batch.append(request)
@@ -238,7 +246,7 @@ class Engine:
 
     def _preempt(self, request: Request) -> None:
         """Takes back a request's pages; it starts over, often from cached blocks, once another has ended."""
-        started = request.planned > 0
+        started = request.planned > 0 or request.loading
         self._leave(request)
         if started:
             self._kv.preempt(request.context)
@@ -253,6 +261,7 @@ class Engine:
         self._crowded = False
         request.admission += 1
         request.prefill_end = request.planned = request.pending = 0
+        request.loading = False
 
     def _reject(self, request: Request, reason: str) -> None:
         request.rejected = reason

@@ -4,7 +4,7 @@ What the names do is said in the Rust sources, whose comments are the docstrings
 """
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -18,6 +18,7 @@ from pagekeeper.params import HashAlgorithm
 from pagekeeper.retention import RetentionConfig
 
 __all__ = [
+    "STORE_FILES",
     "BatchShape",
     "Completer",
     "DiskDirectory",
@@ -29,9 +30,15 @@ __all__ = [
     "hash_blocks",
     "hash_blocks_batch",
     "hash_cpu_path",
+    "inspect_store",
     "normalize_tokens",
     "pending_transfer",
+    "store_bytes",
+    "wipe_store",
 ]
+
+STORE_FILES: tuple[str, ...]
+"""The names of all files that a store has in its directory."""
 
 @final
 class TextContext:
@@ -410,3 +417,14 @@ def hash_blocks_batch(
 
 def hash_cpu_path() -> str:
     """The instructions that hash here, such as "sha-ni", or "portable"."""
+
+def inspect_store(
+    path: str | os.PathLike[str], deep: bool, on_blocks: Callable[[int, int], object]
+) -> dict[str, Any]:
+    """What a store on disk holds and what is damaged: the fields of `StoreReport`, and `sound`."""
+
+def wipe_store(path: str | os.PathLike[str]) -> None:
+    """Removes the files of the store in a directory."""
+
+def store_bytes(page_size: int, block_bytes: int, blocks: int) -> int:
+    """Bytes that a store of so many blocks takes on a disk."""

@@ -60,11 +60,12 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
         type: a `KVConnectorType` or its name. None is "null": no connector.
         host_offload_max_gb: host memory for blocks, in GiB (2**30 bytes), above 0. None is 1.5 times the
             device pool, at most half of the memory that the process may still use.
-        disk_offload_dir: a directory for blocks (str or `os.PathLike`), which survives a restart. None is a
-            private temporary one if `disk_offload_max_gb` is above 0, and no disk tier otherwise.
+        disk_offload_dir: a directory for blocks (str or `os.PathLike`), which survives a restart. It is made
+            if it is not there, and belongs to one model: the manager needs `model_name`. None is a private
+            temporary one if `disk_offload_max_gb` is above 0, and no disk tier otherwise.
         disk_offload_max_gb: disk space for blocks, in GiB. 0 is no disk tier. None is 2 times the device pool
-            if a directory is named.
-        num_disk_workers: most disk operations in flight, at least 1.
+            if a directory is named, at most nine tenths of what is free there.
+        num_disk_workers: most disk operations in flight, at least 1; more than 1024 are not used.
         fsync: when what was written to disk is synced: "batch" many blocks at a time, "always" each block,
             "none" whenever the system does.
         block_store_endpoint: address of the distributed store, such as "tcp://host:port" or "ipc:///path".

@@ -6,6 +6,8 @@ page that holds another block, or bytes that a copy got wrong, never looks right
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,11 +25,15 @@ def prefix_numbers(tokens: npt.NDArray[np.int32], salt: str | None = None) -> np
 
     Args:
         tokens: int32[n].
-        salt: the sequence's cache salt. The numbers of a salt are the same within a process.
+        salt: the sequence's cache salt.
     """
     positions = np.arange(len(tokens), dtype=np.uint64) << np.uint64(32)
     placed = mixed(tokens.view(np.uint32) + positions)
-    start = np.uint64(hash(salt) % 2**64)
+    # Not `hash`, which is another one in each process: pages on disk outlive theirs.
+    named = b"" if salt is None else salt.encode("utf-8", "surrogatepass")
+    start = np.frombuffer(
+        blake2b(named, digest_size=8, person=b"no" if salt is None else b"salt").digest(), "<u8"
+    )
     return np.cumsum(np.append(start, placed), dtype=np.uint64)[1:]
 
 

@@ -63,8 +63,8 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim],
             or of numpy arrays, uint8 [pages + 1, ...] of any strides, which need no torch. A page is its
             bytes in all arrays; of pools that are layer first give views whose first axis is the page.
-        model_name: for log messages.
-        weights_revision: kept; `reset_prefix_cache` may change it.
+        model_name: whose KV it is: for a disk tier with a directory, which needs it, and for log messages.
+        weights_revision: which weights' KV it is, likewise; `reset_prefix_cache` may change it.
         connector: keeps blocks beyond the device. None: what `params.kv_connector_config` says.
 
     Raises:

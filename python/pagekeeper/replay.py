@@ -1,7 +1,7 @@
 """Drive the manager with a trace's requests, as a serving loop would, and measure what comes of it.
 
 No model runs: the tokens that it would sample are the trace's. Pages have memory only where there is a host
-tier, so that its copies are real; every page that is found there or on the device is then checked.
+tier, so that its copies are real; every page that is found, there, on disk or on the device, is then checked.
 Requests are served in the order of the trace, so many at a time: a prompt in one piece, then a token a round
 for the whole batch. When pages run out, the newest request gives up its own and starts over later.
 """
@@ -28,6 +28,7 @@ from pagekeeper import (
     RequestID,
     TextContext,
 )
+from pagekeeper._native import store_bytes
 from pagekeeper.contents import PageContents, prefix_numbers
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.traces import TraceRequest
@@ -36,6 +37,8 @@ __all__ = ["POOL_TOKENS", "CallTimes", "ReplayResult", "ReplaySettings", "replay
 
 POOL_TOKENS = 1_000_000
 """Tokens that a pool holds unless its size is given."""
+
+_FLUSH_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,9 @@ class ReplaySettings:
         prefix_caching: whether requests reuse what others computed.
         host_pages: pages that the host tier has room for, 0 to 2**26; 0: there is none. It needs
             `prefix_caching`, and 8 bytes a token of memory, for the pool too.
+        disk_pages: pages that the disk tier behind it has room for, 0 to 2**26; 0: there is none.
+        disk_dir: the directory of the disk tier, where a later replay finds what this one stored. None: a
+            private one that ends with the replay.
 
     Raises:
         ValueError: a setting is out of its range.
@@ -63,6 +69,8 @@ class ReplaySettings:
     eviction_policy: EvictionPolicy = EvictionPolicy.PRIORITY_LRU
     prefix_caching: bool = True
     host_pages: int = 0
+    disk_pages: int = 0
+    disk_dir: str | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -71,12 +79,17 @@ class ReplaySettings:
             "pages": (1, 2**26),
             "concurrency": (1, 2**16),
             "host_pages": (0, 2**26),
+            "disk_pages": (0, 2**26),
         }
         for name, (least, most) in ranges.items():
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name)}: must be from {least} to {most}")
         if self.host_pages and not self.prefix_caching:
             raise ValueError(f"host_pages={self.host_pages}: must be 0 without prefix_caching")
+        if self.disk_pages and not self.host_pages:
+            raise ValueError(f"disk_pages={self.disk_pages}: must be 0 without host_pages")
+        if self.disk_dir is not None and not self.disk_pages:
+            raise ValueError(f"disk_dir={self.disk_dir!r}: must be None without disk_pages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,19 +123,25 @@ class ReplayResult:
         rejected: requests that the pool could never hold; counted nowhere else.
         prompt_tokens: tokens of the prompts.
         hit_tokens: those of them that were on the device.
-        host_hit_tokens: those of them that came from host memory.
+        host_hit_tokens: those of them that were in host memory.
+        disk_hit_tokens: those of them that were on disk.
         prompt_blocks: blocks of the prompts, partial last ones included.
         hit_blocks: those of them that were on the device.
-        host_hit_blocks: those of them that came from host memory.
+        host_hit_blocks: those of them that were in host memory.
+        disk_hit_blocks: those of them that were on disk.
         output_tokens: tokens generated.
         decode_steps: rounds of the running batch.
         preemptions: how often a request gave up its pages.
         resumed_hit_tokens: tokens that preempted requests found on the device when they started over.
         evictions: cached blocks that gave way to others on the device.
-        loaded_blocks: blocks that came from host memory, for preempted requests too.
+        loaded_blocks: blocks that came from host memory or disk, for preempted requests too.
         offloaded_blocks: blocks that were copied to host memory.
         host_evictions: blocks that gave way to others there.
         host_dropped_blocks: blocks that found no room there, or no time.
+        disk_stored_blocks: blocks that were written to disk.
+        disk_loaded_blocks: blocks that were read from disk, for preempted requests too.
+        disk_evictions: blocks that gave way to others there.
+        disk_dropped_blocks: blocks that found no room there, no time, or a disk that failed.
         peak_pages: most pages held by running requests at the end of a round.
         admit: claim, alloc, tables and step of a prompt.
         step: alloc, tables and step of the running batch.
@@ -136,9 +155,11 @@ class ReplayResult:
     prompt_tokens: int
     hit_tokens: int
     host_hit_tokens: int
+    disk_hit_tokens: int
     prompt_blocks: int
     hit_blocks: int
     host_hit_blocks: int
+    disk_hit_blocks: int
     output_tokens: int
     decode_steps: int
     preemptions: int
@@ -148,6 +169,10 @@ class ReplayResult:
     offloaded_blocks: int
     host_evictions: int
     host_dropped_blocks: int
+    disk_stored_blocks: int
+    disk_loaded_blocks: int
+    disk_evictions: int
+    disk_dropped_blocks: int
     peak_pages: int
     admit: CallTimes
     step: CallTimes
@@ -157,7 +182,7 @@ class ReplayResult:
     @property
     def token_hit_rate(self) -> float:
         """Prompt tokens found anywhere, 0 to 1; 0 without prompts."""
-        return _rate(self.hit_tokens + self.host_hit_tokens, self.prompt_tokens)
+        return _rate(self.hit_tokens + self.host_hit_tokens + self.disk_hit_tokens, self.prompt_tokens)
 
     @property
     def device_token_hit_rate(self) -> float:
@@ -167,7 +192,7 @@ class ReplayResult:
     @property
     def block_hit_rate(self) -> float:
         """Prompt blocks found anywhere, 0 to 1; 0 without prompts."""
-        return _rate(self.hit_blocks + self.host_hit_blocks, self.prompt_blocks)
+        return _rate(self.hit_blocks + self.host_hit_blocks + self.disk_hit_blocks, self.prompt_blocks)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, rates included, as plain values that JSON knows."""
@@ -193,13 +218,20 @@ def replay(
 
     Raises:
         TraceError: `requests` come from a trace that cannot be read.
-        ValueError: this machine has no memory for such a host tier; the message says what it has.
+        ValueError: this machine has no room for such tiers, the message says what it has; or the directory
+            holds blocks of another cache.
+        OSError: the directory is in use, or the disk fails.
         WrongPageError: a page that was found did not hold what it should.
     """
     server = _Server(settings, on_request)
-    started = time.perf_counter()
-    server.serve(iter(requests))
-    return server.result(time.perf_counter() - started)
+    try:
+        started = time.perf_counter()
+        server.serve(iter(requests))
+        result = server.result(time.perf_counter() - started)
+        server.flush()
+        return result
+    finally:
+        server.manager.shutdown()
 
 
 class _Stopwatch:
@@ -239,7 +271,13 @@ class _Server:
             self.contents = PageContents(settings.pages, settings.page_size)
             bytes_a_page = self.contents.memory.shape[1]
             config = KVConnectorConfig(
-                type="rust_tiered", host_offload_max_gb=settings.host_pages * bytes_a_page / 2**30
+                type="rust_tiered",
+                host_offload_max_gb=settings.host_pages * bytes_a_page / 2**30,
+                disk_offload_dir=settings.disk_dir,
+                disk_offload_max_gb=(
+                    settings.disk_pages
+                    and store_bytes(settings.page_size, bytes_a_page, settings.disk_pages) / 2**30
+                ),
             )
         params = MHAKVCacheParams(
             dtype="float32",
@@ -258,6 +296,7 @@ class _Server:
             max_batch_size=settings.concurrency,
             allocate_pools=False,
             buffers=None if self.contents is None else [self.contents.memory],
+            model_name="replay",
         )
         self.settings = settings
         self.on_request = on_request
@@ -265,7 +304,8 @@ class _Server:
         self.running: list[_Sequence] = []  # oldest first
         self.out_of_pages = False  # until a request finishes
         self.rejected = self.served = self.output_tokens = self.peak_pages = 0
-        self.host_hit_blocks = 0
+        self.host_hit_blocks = self.disk_hit_blocks = 0
+        self.loaded = self.filled = 0  # blocks, until the newest load
         self.admit_ns, self.step_ns, self.release_ns = array("q"), array("q"), array("q")
 
     def serve(self, requests: Iterator[TraceRequest]) -> None:
@@ -280,8 +320,8 @@ class _Server:
     def result(self, wall_s: float) -> ReplayResult:
         counted = self.manager.metrics()
 
-        def host(name: str) -> int:
-            return int(counted.get(f"connector_host_{name}", 0))
+        def tier(name: str) -> int:
+            return int(counted.get(f"connector_{name}", 0))
 
         return ReplayResult(
             settings=self.settings,
@@ -290,18 +330,26 @@ class _Server:
             prompt_tokens=int(counted["prompt_tokens"]),
             hit_tokens=int(counted["reused_tokens"]),
             host_hit_tokens=self.host_hit_blocks * self.settings.page_size,
+            disk_hit_tokens=self.disk_hit_blocks * self.settings.page_size,
             prompt_blocks=int(counted["context_blocks"]),
             hit_blocks=int(counted["reused_blocks"]),
             host_hit_blocks=self.host_hit_blocks,
+            disk_hit_blocks=self.disk_hit_blocks,
             output_tokens=self.output_tokens,
             decode_steps=len(self.step_ns),
             preemptions=int(counted["preemptions"]),
             resumed_hit_tokens=int(counted["late_reused_tokens"]),
             evictions=int(counted["evictions"]),
             loaded_blocks=int(counted["loaded_blocks"]),
-            offloaded_blocks=host("stored_blocks"),
-            host_evictions=host("evicted_blocks"),
-            host_dropped_blocks=host("dropped_no_unit") + host("dropped_busy"),
+            offloaded_blocks=tier("host_stored_blocks"),
+            host_evictions=tier("host_evicted_blocks"),
+            host_dropped_blocks=tier("host_dropped_no_unit") + tier("host_dropped_busy"),
+            disk_stored_blocks=tier("disk_stored_blocks"),
+            disk_loaded_blocks=tier("host_filled_blocks"),
+            disk_evictions=tier("disk_evicted_blocks"),
+            disk_dropped_blocks=(
+                tier("disk_dropped_no_unit") + tier("disk_dropped_busy") + tier("disk_unstored_blocks")
+            ),
             peak_pages=self.peak_pages,
             admit=CallTimes.of(self.admit_ns),
             step=CallTimes.of(self.step_ns),
@@ -369,13 +417,23 @@ class _Server:
         """Plan the forward of a prompt, behind all that can be loaded. The wait is not counted."""
         [transfer] = self.manager.alloc(slots)
         while sequence.context.active_length == 0:
-            if sequence.sampled == 0:
-                self.host_hit_blocks += len(transfer.block_ids)
             sequence.admission.stop()
             transfer.synchronize()
             sequence.admission.start()
             self.manager.poll_transfers()
+            sequence.admission.stop()
+            self._count_load(of_a_prompt=sequence.sampled == 0)
+            sequence.admission.start()
             [transfer] = self.manager.alloc(slots)
+
+    def _count_load(self, *, of_a_prompt: bool) -> None:
+        """Count the blocks of the load that has ended, those that were read from disk apart."""
+        counted = self.manager.metrics()
+        loaded, filled = counted["loaded_blocks"], counted.get("connector_host_filled_blocks", 0)
+        if of_a_prompt:
+            self.disk_hit_blocks += filled - self.filled
+            self.host_hit_blocks += (loaded - self.loaded) - (filled - self.filled)
+        self.loaded, self.filled = loaded, filled
 
     def _decode(self) -> None:
         """Compute the newest token of every running request and sample the next, preempting where needed."""
@@ -426,8 +484,20 @@ class _Server:
 
     def _settle(self) -> None:
         """Wait until no copy is in flight, so that what is found does not depend on threads."""
-        while self.contents is not None and self.manager.metrics()["copies_in_flight"]:
+        while self.contents is not None:
+            counted = self.manager.metrics()
+            if not counted["copies_in_flight"] and not counted.get("connector_disk_writes"):
+                return
             self.manager.poll_transfers()
+
+    def flush(self) -> None:
+        """Wait until a later replay would find what this one stored.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        if self.settings.disk_dir is not None and not self.manager.flush(_FLUSH_S):
+            raise TimeoutError(f"the disk has not taken what was written for {_FLUSH_S} s")
 
     def _finish(self) -> None:
         """Release the requests whose output is complete."""

@@ -47,6 +47,7 @@ Examples:
   pagekeeper replay --generate 1000
   pagekeeper replay conversation_trace.jsonl --requests 600 --pool-tokens 500000
   pagekeeper replay conversation_trace.jsonl --pool-tokens 500000 --host 4x
+  pagekeeper replay conversation_trace.jsonl --pool-tokens 500000 --host 2x --disk 8x --disk-dir kv
   pagekeeper replay sessions/ --page-size 64 --json
 """
 
@@ -78,6 +79,17 @@ Examples:
     metavar="SIZE",
     help="Keep blocks in host memory too: so many tokens, or times the pool, as in 2000000 or 4x. Real "
     "memory is used, 8 bytes a token, and every page that is found is checked.",
+)
+@click.option(
+    "--disk",
+    metavar="SIZE",
+    help="Keep blocks on disk too, behind host memory: as for --host.  [default with --disk-dir: 2x]",
+)
+@click.option(
+    "--disk-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Keep them in DIR, where the next replay finds them.  [default: nowhere for longer than this one]",
 )
 @click.option(
     "--concurrency",
@@ -120,6 +132,8 @@ def replay(
     pool_tokens: int | None,
     pages: int | None,
     host: str | None,
+    disk: str | None,
+    disk_dir: Path | None,
     concurrency: int,
     hash_algo: str,
     policy: str,
@@ -151,7 +165,10 @@ def replay(
         )
     if host and no_prefix_caching:
         raise click.UsageError("--host goes with the prefix cache, not with --no-prefix-caching")
-    host_pages = _host_pages(host, pages, page_size) if host else 0
+    if (disk or disk_dir) and not host:
+        raise click.UsageError(f"{'--disk' if disk else '--disk-dir'} goes with --host")
+    host_pages = _tier_pages("--host", host, pages, page_size)
+    disk_pages = _tier_pages("--disk", disk or ("2x" if disk_dir else None), pages, page_size)
     try:
         settings = ReplaySettings(
             page_size=page_size,
@@ -161,6 +178,8 @@ def replay(
             eviction_policy=EvictionPolicy(policy),
             prefix_caching=not no_prefix_caching,
             host_pages=host_pages,
+            disk_pages=disk_pages,
+            disk_dir=None if disk_dir is None else str(disk_dir),
         )
         generated = ChatWorkload(requests=generate, **chat_fields) if generate else None
     except ValueError as error:
@@ -181,28 +200,33 @@ def replay(
         ) from None
     except WrongPageError as error:
         raise click.ClickException(f"the cache is wrong: {error}") from None
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if not host:
             raise
-        raise BadInput(f"--host {host}: {host_pages} pages of {8 * page_size} bytes: {error}") from None
+        sizes = f"--host {host}: {host_pages} pages of {8 * page_size} bytes"
+        if disk_pages:
+            sizes += f", and {disk_pages} on disk"
+        raise BadInput(f"{sizes}: {error}") from None
     if as_json:
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:
         Console().print(summary(result, _source(trace)))
 
 
-def _host_pages(size: str, pages: int, page_size: int) -> int:
-    """Pages of a host tier whose size is given in tokens or in pools."""
+def _tier_pages(flag: str, size: str | None, pages: int, page_size: int) -> int:
+    """Pages of a tier whose size is given in tokens or in pools; 0 if it is not."""
+    if not size:
+        return 0
     number = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)x", size, re.ASCII)
     if not number:
         raise click.UsageError(
-            f"--host {size}: must be a number of tokens, or of pools with an x behind it, as in 4x"
+            f"{flag} {size}: must be a number of tokens, or of pools with an x behind it, as in 4x"
         )
     tokens, pools = number.groups()
-    host_pages = int(tokens) // page_size if tokens else int(Decimal(pools) * pages)
-    if not host_pages:
-        raise click.UsageError(f"--host {size}: not one page of {page_size} tokens")
-    return host_pages
+    tier_pages = int(tokens) // page_size if tokens else int(Decimal(pools) * pages)
+    if not tier_pages:
+        raise click.UsageError(f"{flag} {size}: not one page of {page_size} tokens")
+    return tier_pages
 
 
 def _source(trace: tuple[Path, ...]) -> str:

@@ -23,6 +23,8 @@ def summary(result: ReplayResult, source: str) -> RenderableType:
     pool = f"{settings.pages:,} pages of {settings.page_size} tokens"
     if settings.host_pages:
         pool += f" and {settings.host_pages:,} in host memory"
+    if settings.disk_pages:
+        pool += f" and {settings.disk_pages:,} on disk"
     setup = f"{pool}, {settings.concurrency} requests at a time, {caching}"
     total = f"{result.wall_s:.1f} s in all, the making of tokens included"
     return Group("", title, Text(setup, style="dim"), "", _facts(result), "", _calls(result), "", total)
@@ -37,11 +39,13 @@ def _facts(result: ReplayResult) -> Table:
     bar = ProgressBar(total=1.0, completed=rate, width=24, complete_style="green", finished_style="green")
     table.add_row("Requests served", f"{result.requests:,}", _but(result.rejected, "too large for the pool"))
     table.add_row("Prompt tokens", f"{result.prompt_tokens:,}", f"in {result.prompt_blocks:,} blocks")
-    host = result.settings.host_pages > 0
+    host, disk = result.settings.host_pages > 0, result.settings.disk_pages > 0
     where = "on the device" if host else "from the cache"
     table.add_row(Text(f"  {where}", "green"), Text(f"{result.hit_tokens:,}", "green"), bar)
     if host:
         table.add_row(Text("  in host memory", "green"), Text(f"{result.host_hit_tokens:,}", "green"), "")
+    if disk:
+        table.add_row(Text("  on disk", "green"), Text(f"{result.disk_hit_tokens:,}", "green"), "")
     table.add_row(
         "  hit rate",
         Text(f"{rate:.1%}", "bold green"),
@@ -56,7 +60,13 @@ def _facts(result: ReplayResult) -> Table:
         dropped = _but(result.host_dropped_blocks, "dropped for want of room or time")
         table.add_row("  offloaded to the host", f"{result.offloaded_blocks:,}", dropped)
         table.add_row("  evicted there", f"{result.host_evictions:,}", "")
-        table.add_row("  loaded from there", f"{result.loaded_blocks:,}", "each page checked")
+        if disk:
+            dropped = _but(result.disk_dropped_blocks, "dropped for want of room or time")
+            table.add_row("  written to disk", f"{result.disk_stored_blocks:,}", dropped)
+            table.add_row("  evicted there", f"{result.disk_evictions:,}", "")
+            table.add_row("  read from there", f"{result.disk_loaded_blocks:,}", "")
+        label = "  loaded from the tiers" if disk else "  loaded from there"
+        table.add_row(label, f"{result.loaded_blocks:,}", "each page checked")
     table.add_row(
         "Preemptions", f"{result.preemptions:,}", _but(result.resumed_hit_tokens, "tokens found again")
     )

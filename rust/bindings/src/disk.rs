@@ -98,7 +98,7 @@ fn layout(directory: &Directory, one: Layout, bytes: Option<u64>, wished: u64) -
     Ok(Layout { slots: slots.min(block_pool::Slab::MAX_PAGES.into()) as u32, ..one })
 }
 
-fn raised(error: &OpenError) -> PyErr {
+pub(crate) fn raised(error: &OpenError) -> PyErr {
     match error {
         OpenError::Mismatch { .. } | OpenError::Foreign { .. } | OpenError::NoSpace { .. } => {
             PyValueError::new_err(error.to_string())

@@ -6,6 +6,7 @@
 #![expect(clippy::doc_markdown, reason = "what Python sees is documented in Python's style")]
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 mod adopt;
 mod batch;
@@ -20,6 +21,7 @@ mod faults;
 mod fork;
 mod guard;
 mod hashing;
+mod inspect;
 mod ledger;
 mod queries;
 mod retention;
@@ -40,9 +42,13 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<tiered::TieredConnector>()?;
     m.add_class::<transfer::Completer>()?;
     m.add_class::<transfer::Transfer>()?;
+    m.add("STORE_FILES", PyTuple::new(m.py(), disk_store::directory::OURS)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks_batch, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_cpu_path, m)?)?;
+    m.add_function(wrap_pyfunction!(inspect::inspect_store, m)?)?;
+    m.add_function(wrap_pyfunction!(inspect::store_bytes, m)?)?;
+    m.add_function(wrap_pyfunction!(inspect::wipe_store, m)?)?;
     m.add_function(wrap_pyfunction!(tokens::normalize_tokens, m)?)?;
     m.add_function(wrap_pyfunction!(transfer::pending_transfer, m)?)?;
     Ok(())

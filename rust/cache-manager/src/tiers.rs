@@ -92,8 +92,8 @@ impl OuterTier for Silent<'_> {
         self.0.load(keys, job)
     }
 
-    fn offload(&mut self, job: &OffloadJob) -> bool {
-        self.0.offload(job)
+    fn offload(&mut self, job: &OffloadJob, origin: &dyn Fn(usize) -> Origin) -> bool {
+        self.0.offload(job, origin)
     }
 
     fn touch(&mut self, hashes: &[u64]) {

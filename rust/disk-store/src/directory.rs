@@ -11,11 +11,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
+mod holder;
 #[cfg(test)]
 mod tests;
 
+pub use holder::{Holder, holder};
+
 const LOCK: &str = "lock";
-const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 const NEW_MANIFEST: &str = "manifest.json.new";
 /// Bytes; one that is longer is none.
 const LONGEST_MANIFEST: u64 = 1 << 20;

@@ -13,6 +13,7 @@ pub mod directory;
 pub mod engine;
 pub mod entry;
 pub mod file;
+pub mod inspect;
 pub mod manifest;
 mod operation;
 mod recovery;

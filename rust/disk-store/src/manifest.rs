@@ -1,11 +1,15 @@
 //! The manifest of a store: what it is a store of, and the secrets that its blocks were named with.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The format that this code writes and reads.
 pub const FORMAT: u32 = 1;
+/// The field of the file that is a checksum of the others.
+const CHECKSUM: &str = "checksum";
 
 /// What blocks are blocks of: a name and a value for each thing that has to agree, such as the model and its dtype.
 pub type Fingerprint = BTreeMap<String, String>;
@@ -68,6 +72,11 @@ fn shown(differences: &[Difference]) -> String {
     differences.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
+/// XXH3-64 of the fields without spaces, in the order of their names, as 16 hexadecimal digits.
+fn checksum(fields: &Value) -> String {
+    format!("{:016x}", xxh3_64(fields.to_string().as_bytes()))
+}
+
 impl Manifest {
     /// The manifest of a new store, with secrets of its own; the seed too, if none is given.
     ///
@@ -98,11 +107,14 @@ impl Manifest {
         })
     }
 
-    /// The text of the file.
+    /// The text of the file: the fields, and a checksum of them.
     pub fn to_text(&self) -> String {
-        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
-        text.push('\n');
-        text
+        let mut value = serde_json::to_value(self).unwrap_or_default();
+        let sum = checksum(&value);
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert(CHECKSUM.into(), sum.into());
+        }
+        format!("{value:#}\n")
     }
 
     /// What the text of a file says.
@@ -111,12 +123,17 @@ impl Manifest {
     /// It is no manifest, or one of another format.
     pub fn from_text(text: &str) -> Result<Manifest, Mismatch> {
         let damaged = |error: serde_json::Error| Mismatch::Damaged(error.to_string());
-        let value: serde_json::Value = serde_json::from_str(text).map_err(damaged)?;
+        let mut value: Value = serde_json::from_str(text).map_err(damaged)?;
         // The format first: another one may have other fields.
-        match value.get("format").and_then(serde_json::Value::as_u64) {
-            Some(found) if found != u64::from(FORMAT) => Err(Mismatch::Format { found }),
-            _ => serde_json::from_value(value).map_err(damaged),
+        match value.get("format").and_then(Value::as_u64) {
+            Some(found) if found != u64::from(FORMAT) => return Err(Mismatch::Format { found }),
+            _ => {}
         }
+        let sum = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
+        if sum != Some(checksum(&value).into()) {
+            return Err(Mismatch::Damaged("its checksum is another".into()));
+        }
+        serde_json::from_value(value).map_err(damaged)
     }
 
     /// Whether this is a store of what `fingerprint` says, hashed with `seed` if one is given.
@@ -190,6 +207,21 @@ mod tests {
         let text = manifest().to_text();
         assert!(text.ends_with("}\n"));
         assert_eq!(Manifest::from_text(&text), Ok(manifest()));
+    }
+
+    #[test]
+    fn no_flipped_bit_of_a_manifest_makes_another_one() {
+        let text = manifest().to_text();
+        let mut damaged = 0;
+        for at in 0..text.len() * 8 {
+            let mut bytes = text.clone().into_bytes();
+            bytes[at / 8] ^= 1 << (at % 8);
+            match Manifest::from_text(&String::from_utf8_lossy(&bytes)) {
+                Ok(same) => assert_eq!(same, manifest(), "a space became another one"),
+                Err(_) => damaged += 1,
+            }
+        }
+        assert!(damaged > text.len() * 7);
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub(crate) fn read_entries(entries: &dyn BlockFile, number: u64, layout: &Layout
 }
 
 /// The newest entry of each block, in the order in which they were written.
-fn newest(all: Vec<Entry>) -> Vec<Entry> {
+pub(crate) fn newest(all: Vec<Entry>) -> Vec<Entry> {
     let mut newest: HashMap<Key, Entry> = HashMap::with_capacity(all.len());
     for entry in all {
         match newest.entry(entry.key) {

@@ -256,6 +256,7 @@ impl Below {
         }
         let (units, rest) = units.split_at(units.len().min(self.most_writing - self.writing));
         self.dropped_busy += rest.len() as u64;
+        self.index.refresh(self.touched.drain(..)); // before any of them gives way
         let page_of: HashMap<UnitId, PageId> = units.iter().copied().zip(pages.iter().copied()).collect();
         let mut writes = Vec::new();
         for part in host.offers(units).chunks(self.blocks_a_move) {
