@@ -67,6 +67,9 @@ test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (min
 	  PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=2000 cargo test --workspace --locked $(RANDOM_RUST_TESTS)
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "SIMULATOR_SEED=$$seed"; \
 	  SIMULATOR_SEED=$$seed SIMULATOR_SEEDS=10000 cargo test --release -p cache-manager --test simulator --locked
+	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "CRASH_SEED=$$seed FUZZ_SEED=$$seed"; \
+	  CRASH_SEED=$$seed CRASH_IMAGES=2000 cargo test -p disk-store --test crash --locked && \
+	  FUZZ_SEED=$$seed FUZZ_SECONDS=600 cargo test -p disk-store --test fuzz --locked
 
 bench: $(NATIVE) ## pytest-benchmark and criterion suites
 	$(BIN)/pytest benches --benchmark-enable --benchmark-only

@@ -303,6 +303,7 @@ class DiskDirectory:
         *,
         parent: str | os.PathLike[str],
         fingerprint: dict[str, str],
+        page_size: int,
         block_bytes: int,
         seed: str | None,
     ) -> DiskDirectory: ...
@@ -312,6 +313,7 @@ class DiskDirectory:
     @property
     def secret(self) -> str:
         """The secret of the blocks' second identities."""
+    def revise(self, fingerprint: dict[str, str]) -> None: ...
     def close(self) -> None: ...
 
 @final
@@ -424,5 +426,5 @@ def inspect_store(
 def wipe_store(path: str | os.PathLike[str]) -> None:
     """Removes the files of the store in a directory."""
 
-def store_bytes(block_bytes: int, blocks: int) -> int:
+def store_bytes(page_size: int, block_bytes: int, blocks: int) -> int:
     """Bytes that a store of so many blocks takes on a disk."""

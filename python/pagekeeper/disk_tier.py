@@ -11,7 +11,7 @@ from pagekeeper._native import DiskDirectory
 if TYPE_CHECKING:
     from pagekeeper.params import KVCacheParams
 
-__all__ = ["disk_directory"]
+__all__ = ["disk_directory", "revise"]
 
 RANK = "rank-0"
 """Each rank has a directory of its own in the one that is named."""
@@ -46,9 +46,21 @@ def disk_directory(
         None if named is None else Path(named) / RANK,
         parent=tempfile.gettempdir(),
         fingerprint=_fingerprint(params, model_name or "", weights_revision or ""),
+        page_size=params.page_size,
         block_bytes=params.bytes_per_page,
         seed=params.kv_hash_seed,
     )
+
+
+def revise(
+    disk: DiskDirectory, params: KVCacheParams, model_name: str | None, weights_revision: str | None
+) -> None:
+    """The blocks of `disk`, all of which were forgotten, are of these weights from now on.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    disk.revise(_fingerprint(params, model_name or "", weights_revision or ""))
 
 
 def _fingerprint(params: KVCacheParams, model_name: str, weights_revision: str) -> dict[str, str]:

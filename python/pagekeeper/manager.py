@@ -108,14 +108,19 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
                 raise TypeError(f"connector: got {type(connector).__name__}, must be a KVConnector")
             if not params.enable_prefix_caching:
                 raise ValueError("connector: needs enable_prefix_caching=True")
+            if params.kv_connector_config is not None and params.kv_connector_config.type != "null":
+                raise ValueError("connector, params.kv_connector_config: both are given, must be one")
         self._pool: Pool | None = None
         if allocate_pools or buffers is not None:
             self._pool = pool_for(params, pages, buffers)
         self._has_pool, self._pool_is_adopted = self._pool is not None, buffers is not None
-        disk = disk_directory(params, self.model_name, self.weights_revision)
-        own_tier = tiered_connector(params.kv_connector_config, self._pool, params.eviction_policy, disk)
-        if own_tier is not None and connector is not None:
-            raise ValueError("connector, params.kv_connector_config: both are given, must be one")
+        self._disk = disk = disk_directory(params, self.model_name, self.weights_revision)
+        try:
+            own_tier = tiered_connector(params.kv_connector_config, self._pool, params.eviction_policy, disk)
+        except BaseException:
+            if disk is not None:
+                disk.close()
+            raise
         self._connector: KVConnector | None = connector or own_tier
         self._hash_seed = (disk and disk.seed) or resolve_seed(params)
         self._core = Ledger(
@@ -300,7 +305,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
                 self._connector = NullConnector()
                 self._tiers.shutdown()  # its copies end while their pages are there
         finally:
-            self._pool, self._has_pool = None, False
+            self._pool, self._has_pool, self._disk = None, False, None
 
 
 def _limit(given: int | None, name: str) -> int | None:

@@ -115,6 +115,7 @@ class PauseCalls:
 
         Raises:
             ValueError: a timeout that is no time.
+            RuntimeError: the manager was made before this process was forked.
         """
         deadline = time.monotonic() + _seconds(timeout, "timeout")
         while self._tiers is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pagekeeper._native import Ledger, TextContext
+from pagekeeper._native import DiskDirectory, Ledger, TextContext
 from pagekeeper.calls import Batch, Request, check_group, check_replica, text
 from pagekeeper.connectors import KVConnector
 from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import PrefixReuseSummary
+from pagekeeper.disk_tier import revise
 from pagekeeper.errors import shown
 from pagekeeper.events import Event, EventSnapshot, from_native
 from pagekeeper.outer_tiers import OuterTiers
@@ -33,6 +34,7 @@ class PrefixCalls:
     _core: Ledger
     _hash_seed: str | None
     _connector: KVConnector | None
+    _disk: DiskDirectory | None
     _tiers: OuterTiers | None
     weights_revision: str | None
 
@@ -161,11 +163,15 @@ class PrefixCalls:
 
         Raises:
             TypeError: no text.
+            OSError: the disk tier failed: what it held may be found again after a restart. The device forgot
+                nothing.
         """
         revision = text(weights_revision, "weights_revision")
         self._core.check()  # a broken ledger refuses before the connector forgets
         if self._connector is not None:
             self._connector.reset_prefix_cache()
+        if self._disk is not None and revision is not None:
+            revise(self._disk, self.params, self.model_name, revision)
         self._core.reset_prefix_cache()
         if revision is not None:
             self.weights_revision = revision

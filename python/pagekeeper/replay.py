@@ -275,7 +275,8 @@ class _Server:
                 host_offload_max_gb=settings.host_pages * bytes_a_page / 2**30,
                 disk_offload_dir=settings.disk_dir,
                 disk_offload_max_gb=(
-                    settings.disk_pages and store_bytes(bytes_a_page, settings.disk_pages) / 2**30
+                    settings.disk_pages
+                    and store_bytes(settings.page_size, bytes_a_page, settings.disk_pages) / 2**30
                 ),
             )
         params = MHAKVCacheParams(

@@ -15,6 +15,7 @@ MANAGER_OPTIONS = {
     "allocate_pools",
     "connector",
     "buffers",
+    "model_name",
 }
 SEED = "0123456789abcdef" * 4
 

@@ -1,7 +1,10 @@
-"""A cache on plain memory with a host tier; its forward writes f(prefix) into the page of each block."""
+"""A cache on plain memory with a host tier, perhaps above a disk; its forward writes f(prefix) into the page of each block."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,19 +39,40 @@ class HostCache:
         pages: on the device.
         units: in host memory.
         lanes: threads that copy.
+        disk: how blocks go to a disk too, in the fields of `KVConnectorConfig`.
+        model_name: of the cache.
+        weights_revision: of the cache.
         params: of the cache.
     """
 
-    def __init__(self, pages: int = 8, units: int = 32, lanes: int = 2, **params: Any) -> None:
+    may_raise: tuple[type[Exception], ...] = ()
+    """What a load may raise: its blocks are computed then."""
+
+    def __init__(
+        self,
+        pages: int = 8,
+        units: int = 32,
+        lanes: int = 2,
+        *,
+        disk: Mapping[str, Any] = MappingProxyType({}),
+        model_name: str | None = None,
+        weights_revision: str | None = None,
+        **params: Any,
+    ) -> None:
         shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
         config = pk.KVConnectorConfig(
-            type="rust_tiered", host_offload_max_gb=units * BYTES / 2**30, num_copy_lanes=lanes
+            type="rust_tiered", host_offload_max_gb=units * BYTES / 2**30, num_copy_lanes=lanes, **disk
         )
         self.params = pk.MHAKVCacheParams(**shape, page_size=PAGE_SIZE, kv_connector_config=config, **params)
         assert self.params.bytes_per_page == BYTES
         self.memory = memory_of(pages)
         self.kv = pk.PagedKVCacheManager(
-            self.params, total_num_pages=pages, max_batch_size=8, buffers=[self.memory]
+            self.params,
+            total_num_pages=pages,
+            max_batch_size=8,
+            buffers=[self.memory],
+            model_name=model_name,
+            weights_revision=weights_revision,
         )
 
     def serve(self, prompt: list[int], **options: Any) -> int:
@@ -61,12 +85,13 @@ class HostCache:
         return cached
 
     def run(self, ctx: pk.TextContext) -> None:
-        """Computes what has no KV yet, after a load if there is one."""
+        """Computes what has no KV yet, after all loads that there are."""
         transfer = self.kv.alloc(ctx)
-        if ctx.active_length == 0:
-            transfer.synchronize(10)
+        while ctx.active_length == 0:
+            with suppress(*self.may_raise):
+                transfer.synchronize(10)
             assert self.kv.poll_transfers() == [ctx.request_id]
-            self.kv.alloc(ctx)
+            transfer = self.kv.alloc(ctx)
         self.compute(ctx)
         assert self.holds(ctx)
 
@@ -92,7 +117,7 @@ class HostCache:
         self.kv.runtime_inputs([[ctx]])
         (row,) = self.kv.get_cache_indices(ctx)
         for block in range(first // PAGE_SIZE, -(-last // PAGE_SIZE)):
-            self.memory[row[block]] = expected(ctx.tokens.all.tolist(), block)
+            self.memory[row[block]] = self.content(ctx.tokens.all.tolist(), block)
         self.kv.step(ctx, counts=0)
 
     def holds(self, ctx: pk.TextContext) -> bool:
@@ -100,7 +125,11 @@ class HostCache:
         (row,) = self.kv.get_cache_indices(ctx)
         blocks = range(-(-ctx.processed_length // PAGE_SIZE))
         tokens = ctx.tokens.all.tolist()
-        return bool(blocks) and all((self.memory[row[n]] == expected(tokens, n)).all() for n in blocks)
+        return bool(blocks) and all((self.memory[row[n]] == self.content(tokens, n)).all() for n in blocks)
+
+    def content(self, tokens: list[int], block: int) -> int | NDArray[np.uint8]:
+        """What the page of a block is filled with."""
+        return expected(tokens, block)
 
     def suspend(self, ctx: pk.TextContext) -> None:
         self.kv.suspend(ctx).synchronize(10)

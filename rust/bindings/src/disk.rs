@@ -1,20 +1,19 @@
 //! The native class `DiskDirectory`: where blocks survive their process.
 
 use block_pool::EvictionPolicy;
+use cache_manager::content_bytes;
 use disk_store::directory::{Directory, OpenError};
+use disk_store::entry::entry_bytes;
 use disk_store::manifest::{Fingerprint, Manifest};
 use disk_store::store::{Files, Layout, Sync as Fsync};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use tiered_connector::host::Arena;
 use tiered_connector::index::TierIndex;
 use tiered_connector::vault::DiskVault;
-
-/// Most bytes that are kept of what a block was made of.
-pub(crate) const ORIGIN_BYTES: usize = 0;
 
 /// A directory for the blocks of one cache, locked while it is used.
 ///
@@ -23,6 +22,7 @@ pub(crate) const ORIGIN_BYTES: usize = 0;
 ///         ends with the process.
 ///     parent: where such a place is made.
 ///     fingerprint: what blocks are blocks of, by name. A store of something else is refused.
+///     page_size: tokens of a block.
 ///     block_bytes: size of a block.
 ///     seed: the seed of the block hashes, 64 hexadecimal digits. None: the store's own.
 ///
@@ -32,7 +32,10 @@ pub(crate) const ORIGIN_BYTES: usize = 0;
 #[pyclass(module = "pagekeeper._native", frozen)]
 pub(crate) struct DiskDirectory {
     directory: Mutex<Option<Directory>>,
-    manifest: Manifest,
+    /// The tier that has it.
+    vault: Mutex<Weak<DiskVault>>,
+    manifest: Mutex<Manifest>,
+    content_bytes: usize,
     named: bool,
 }
 
@@ -47,7 +50,7 @@ impl DiskDirectory {
         depth: usize,
         fsync: &str,
         policy: EvictionPolicy,
-    ) -> PyResult<(TierIndex, DiskVault)> {
+    ) -> PyResult<(TierIndex, Arc<DiskVault>)> {
         let sync = match fsync {
             "batch" => Fsync::Batch,
             "none" => Fsync::None,
@@ -58,24 +61,27 @@ impl DiskDirectory {
             }
         };
         let block_bytes = arena.unit_bytes();
-        if self.manifest.block_bytes != block_bytes as u64 {
+        let Manifest { store, block_bytes: stored, .. } = *self.manifest.lock();
+        if stored != block_bytes as u64 {
             return Err(PyValueError::new_err(format!(
-                "disk: its blocks have {} bytes, a page has {block_bytes}",
-                self.manifest.block_bytes
+                "disk: its blocks have {stored} bytes, a page has {block_bytes}"
             )));
         }
         let mut place = self.directory.lock();
         let directory = place.take().ok_or_else(|| PyRuntimeError::new_err("disk: another tier has it"))?;
-        let layout = layout(&directory, block_bytes, bytes, 2 * (block_bytes * pages) as u64)?;
+        let one = Layout { block_bytes, content_bytes: self.content_bytes, slots: 1 };
+        let layout = layout(&directory, one, bytes, 2 * (block_bytes * pages) as u64)?;
         let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
-        DiskVault::open(files, self.manifest.store, layout, sync, depth.clamp(1, 1024), policy, arena)
-            .map_err(|error| PyOSError::new_err(format!("disk: {error}")))
+        let (index, vault) = DiskVault::open(files, store, layout, sync, depth.clamp(1, 1024), policy, arena)
+            .map_err(|error| PyOSError::new_err(format!("disk: {error}")))?;
+        let vault = Arc::new(vault);
+        *self.vault.lock() = Arc::downgrade(&vault);
+        Ok((index, vault))
     }
 }
 
-/// The sizes of a store of `bytes` bytes; of as many as there is room for, up to `wished`, if that is None.
-fn layout(directory: &Directory, block_bytes: usize, bytes: Option<u64>, wished: u64) -> PyResult<Layout> {
-    let one = Layout { block_bytes, origin_bytes: ORIGIN_BYTES, slots: 1 };
+/// The sizes of a store of `bytes` bytes and blocks like `one`; of as many as there is room for, up to `wished`, if that is None.
+fn layout(directory: &Directory, one: Layout, bytes: Option<u64>, wished: u64) -> PyResult<Layout> {
     let each = one.slot_bytes() as u64 + one.entry_bytes() as u64;
     let room = directory.room().map_err(|error| raised(&error))?;
     let bytes = bytes.unwrap_or(wished.min(room / 10 * 9));
@@ -94,7 +100,9 @@ fn layout(directory: &Directory, block_bytes: usize, bytes: Option<u64>, wished:
 
 pub(crate) fn raised(error: &OpenError) -> PyErr {
     match error {
-        OpenError::Mismatch { .. } | OpenError::NoSpace { .. } => PyValueError::new_err(error.to_string()),
+        OpenError::Mismatch { .. } | OpenError::Foreign { .. } | OpenError::NoSpace { .. } => {
+            PyValueError::new_err(error.to_string())
+        }
         OpenError::InUse { .. } | OpenError::Io { .. } => PyOSError::new_err(error.to_string()),
     }
 }
@@ -102,12 +110,13 @@ pub(crate) fn raised(error: &OpenError) -> PyErr {
 #[pymethods]
 impl DiskDirectory {
     #[new]
-    #[pyo3(signature = (path, *, parent, fingerprint, block_bytes, seed))]
+    #[pyo3(signature = (path, *, parent, fingerprint, page_size, block_bytes, seed))]
     #[expect(clippy::needless_pass_by_value, reason = "arguments of Python's")]
     fn new(
         path: Option<PathBuf>,
         parent: PathBuf,
         fingerprint: Fingerprint,
+        page_size: u32,
         block_bytes: u64,
         seed: Option<String>,
     ) -> PyResult<DiskDirectory> {
@@ -115,24 +124,35 @@ impl DiskDirectory {
             Some(path) => Directory::open(&path).map_err(|error| raised(&error))?,
             None => Directory::private(&parent),
         };
-        let entry_bytes = disk_store::entry::entry_bytes(ORIGIN_BYTES) as u64;
+        let content_bytes = content_bytes(page_size);
+        let entry_bytes = entry_bytes(content_bytes) as u64;
         let fresh = || Manifest::fresh(fingerprint.clone(), seed.clone(), block_bytes, entry_bytes);
         let manifest =
             directory.found(&fingerprint, seed.as_deref(), fresh).map_err(|error| raised(&error))?;
         let named = directory.is_named();
-        Ok(DiskDirectory { directory: Mutex::new(Some(directory)), manifest, named })
+        let (directory, manifest) = (Mutex::new(Some(directory)), Mutex::new(manifest));
+        Ok(DiskDirectory { directory, vault: Mutex::default(), manifest, content_bytes, named })
     }
 
     /// The seed of the block hashes, 64 hexadecimal digits; None where nothing survives, and any will do.
     #[getter]
-    fn seed(&self) -> Option<&str> {
-        self.named.then_some(&*self.manifest.seed)
+    fn seed(&self) -> Option<String> {
+        self.named.then(|| self.manifest.lock().seed.clone())
     }
 
     /// The secret of the blocks' second identities, 64 hexadecimal digits.
     #[getter]
-    fn secret(&self) -> &str {
-        &self.manifest.secret
+    fn secret(&self) -> String {
+        self.manifest.lock().secret.clone()
+    }
+
+    /// What its blocks are blocks of is something else from now on. They have to be forgotten before.
+    fn revise(&self, py: Python<'_>, fingerprint: Fingerprint) -> PyResult<()> {
+        let Some(vault) = self.vault.lock().upgrade() else { return Ok(()) };
+        let manifest = Manifest { fingerprint, ..self.manifest.lock().clone() };
+        py.detach(|| vault.store().revise(&manifest)).map_err(|error| raised(&error))?;
+        *self.manifest.lock() = manifest;
+        Ok(())
     }
 
     /// Gives the directory up, if no tier has taken it.

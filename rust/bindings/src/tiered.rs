@@ -168,7 +168,7 @@ impl TieredConnector {
             core.map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
         if let Some(disk) = disk {
             let (index, vault) = disk.open(arena, count, disk_bytes, disk_workers, fsync, policy)?;
-            core = core.above(index, Arc::new(vault));
+            core = core.above(index, vault);
         }
         Ok(TieredConnector {
             core,
@@ -334,7 +334,7 @@ impl TieredConnector {
                 ("disk_write_errors", vault.write_errors),
                 ("disk_blocks", below.blocks.into()),
                 ("disk_units", below.slots.into()),
-                ("disk_writes", below.writes as u64),
+                ("disk_writes", below.writing as u64),
                 ("host_filled_blocks", metrics.index.filled),
             ]
         });
@@ -345,8 +345,8 @@ impl TieredConnector {
         Ok(result)
     }
 
-    fn reset_prefix_cache(&self) -> PyResult<()> {
-        match self.core.reset() {
+    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
+        match py.detach(|| self.core.reset()) {
             Ok(()) => Ok(()),
             Err(NotReset::Closed(error)) => Err(closed(error)),
             Err(error @ NotReset::Below(_)) => Err(PyOSError::new_err(error.to_string())),
@@ -357,7 +357,7 @@ impl TieredConnector {
     /// seconds. Whether that is so.
     fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = seconds(timeout)?;
-        Ok(py.detach(|| self.core.flush(timeout)))
+        py.detach(|| self.core.flush(timeout)).map_err(closed)
     }
 
     /// Waits until no copy is in flight, at most so many seconds; whether none is.

@@ -4,11 +4,23 @@ use crate::copies::{CopyEnd, CopyJob};
 use crate::ledger::Ledger;
 use crate::loads::BlockKey;
 use block_pool::Priority;
+use radix_tree::NamespaceId;
+
+/// Where a block lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// How many blocks are before it in its prefix.
+    pub position: u32,
+    /// The namespace of its prefix.
+    pub namespace: NamespaceId,
+}
 
 /// Blocks to copy to another tier, with the pages that hold them.
 pub struct OffloadJob {
     /// What the blocks are, in the order of the pages.
     pub keys: Vec<BlockKey>,
+    /// Where each lies in its prefix.
+    pub places: Vec<Place>,
     /// How long to keep each.
     pub priorities: Vec<Priority>,
     /// The copy; the pages stay pinned until it has ended.

@@ -10,7 +10,7 @@ use crate::slots::SlotId;
 use block_pool::PageId;
 use completion::Completion;
 use tiered_connector::connector::{Offered, TieredConnector};
-use tiered_connector::job::{Offer, Outcome, TierKey};
+use tiered_connector::job::{Offer, Origin, Outcome, TierKey};
 
 /// What lies beyond the device, as the ledger asks it. No call waits, and none calls the ledger.
 pub trait OuterTier {
@@ -22,8 +22,8 @@ pub trait OuterTier {
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion>;
 
     /// Begins to copy pages out, as far as there is room; [`OuterTier::take_ended`] tells of the end.
-    /// False when nothing was moved and nothing will be.
-    fn offload(&mut self, job: &OffloadJob) -> bool;
+    /// False when nothing was moved and nothing will be. `origin` tells where a block of the job comes from.
+    fn offload(&mut self, job: &OffloadJob, origin: &dyn Fn(usize) -> Origin) -> bool;
 
     /// The blocks of these hashes, from the first of their prefix on, were used on the device.
     fn touch(&mut self, hashes: &[u64]);
@@ -45,21 +45,19 @@ pub struct BegunLoad {
 /// The host tier of one process.
 impl OuterTier for &TieredConnector {
     fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize {
-        let (here, below) =
-            TieredConnector::leading(self, keys.map(|key| tier_key(&key))).unwrap_or_default();
-        here + below
+        self.loadable(keys.map(|key| tier_key(&key))).unwrap_or(0)
     }
 
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {
         TieredConnector::load(self, &blocks(keys, job), job.after, Some(job.id.0)).ok()
     }
 
-    fn offload(&mut self, job: &OffloadJob) -> bool {
-        let OffloadJob { keys, priorities, copy } = job;
+    fn offload(&mut self, job: &OffloadJob, origin: &dyn Fn(usize) -> Origin) -> bool {
+        let OffloadJob { keys, priorities, copy, .. } = job;
         let blocks = keys.iter().zip(&copy.pages).zip(priorities);
         let offer = |((key, &page), &priority)| Offer { key: tier_key(key), page, priority };
         let offers: Vec<Offer> = blocks.map(offer).collect();
-        let offered = TieredConnector::offload(self, &offers, copy.after, Some(copy.id.0));
+        let offered = self.offload_with(&offers, origin, copy.after, Some(copy.id.0));
         !matches!(offered, Ok(Offered::Dropped) | Err(_))
     }
 
@@ -140,7 +138,8 @@ impl Ledger {
     /// None in order.
     pub fn offload_to(&mut self, tier: &mut dyn OuterTier) -> Result<(), LedgerError> {
         for job in self.take_offloads() {
-            if !tier.offload(&job) {
+            let origin = |index: usize| self.origin(job.copy.pages[index], job.places[index]);
+            if !tier.offload(&job, &origin) {
                 self.end_copies(&[(job.copy.id.0, CopyEnd::Refused)])?;
             }
         }

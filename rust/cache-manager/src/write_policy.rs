@@ -8,7 +8,8 @@
 
 use crate::ledger::Ledger;
 use crate::loads::BlockKey;
-use crate::offloads::OffloadJob;
+use crate::offloads::{OffloadJob, Place};
+use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_pool::{PageId, Priority, Step};
 use std::ops::Range;
@@ -41,22 +42,22 @@ const FORGOTTEN: u32 = 16;
 #[derive(Default, Debug)]
 pub(crate) struct Demotion {
     /// The block that each page was last published with, as other tiers know it.
-    keys: Vec<Option<BlockKey>>,
+    blocks: Vec<Option<(BlockKey, Place)>>,
     /// About as many pages as a call takes.
     pub(crate) ahead: u32,
 }
 
 impl Demotion {
-    /// `page` now holds the block of this key.
-    fn published(&mut self, page: PageId, key: Option<BlockKey>) {
-        if self.keys.len() <= page.index() {
-            self.keys.resize(page.index() + 1, None);
+    /// `page` now holds this block.
+    fn published(&mut self, page: PageId, block: Option<(BlockKey, Place)>) {
+        if self.blocks.len() <= page.index() {
+            self.blocks.resize(page.index() + 1, None);
         }
-        self.keys[page.index()] = key;
+        self.blocks[page.index()] = block;
     }
 
-    fn key(&self, page: PageId) -> Option<BlockKey> {
-        self.keys.get(page.index()).copied().flatten()
+    fn block(&self, page: PageId) -> Option<(BlockKey, Place)> {
+        self.blocks.get(page.index()).copied().flatten()
     }
 }
 
@@ -85,7 +86,8 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot) else { return };
         for &block in &self.published {
             let key = sequence.guards.as_ref().map(|guards| BlockKey::of(&sequence.chain, guards, block));
-            self.demotion.published(sequence.row[block], key);
+            let published = key.map(|key| (key, sequence.place(block)));
+            self.demotion.published(sequence.row[block], published);
         }
     }
 
@@ -112,7 +114,7 @@ impl Ledger {
         let most = (self.slab.evictable() / SPARED).saturating_sub(self.copies.demoted());
         let mut pages = self.slab.victims((*ahead).min(most) as usize);
         pages.retain(|&page| {
-            self.demotion.key(page).is_some()
+            self.demotion.block(page).is_some()
                 && self.slab.priority(page) >= min_priority
                 && !self.slab.set_offered(page, true)
         });
@@ -120,11 +122,11 @@ impl Ledger {
             return;
         }
         pages.reverse(); // what goes last here goes last there: a head after its tail
-        let keys = pages.iter().filter_map(|&page| self.demotion.key(page)).collect();
+        let (keys, places) = pages.iter().filter_map(|&page| self.demotion.block(page)).unzip();
         let priorities = pages.iter().map(|&page| self.slab.priority(page)).collect();
         let copy = self.begin_copy(pages, Step(0), None);
         self.copies.is_demotion(copy.id);
-        self.offloads.push(OffloadJob { keys, priorities, copy });
+        self.offloads.push(OffloadJob { keys, places, priorities, copy });
     }
 
     /// Begins to copy blocks that the request holds.
@@ -133,8 +135,15 @@ impl Ledger {
         let Some(guards) = &sequence.guards else { return };
         let pages: Vec<PageId> = blocks.iter().map(|&block| sequence.row[block]).collect();
         let keys = blocks.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect();
+        let places = blocks.iter().map(|&block| sequence.place(block)).collect();
         let priorities = pages.iter().map(|&page| self.slab.priority(page)).collect();
         let copy = self.begin_copy(pages, sequence.last_step, None);
-        self.offloads.push(OffloadJob { keys, priorities, copy });
+        self.offloads.push(OffloadJob { keys, places, priorities, copy });
+    }
+}
+
+impl Sequence {
+    fn place(&self, block: usize) -> Place {
+        Place { position: block as u32, namespace: self.namespace }
     }
 }

@@ -1,9 +1,11 @@
 //! Commits: entries on their way to the disk, behind the bytes that they speak of.
 
 use crate::entry::Entry;
-use crate::store::{Core, Done, Failure};
+use crate::operation::Told;
+use crate::recovery;
+use crate::store::{Core, Failure};
 use parking_lot::{Condvar, Mutex};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,12 +24,21 @@ pub enum Sync {
 /// How long the first entry of a batch waits for others.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// A change of an entry.
+/// What becomes of a slot's entry.
 pub(crate) enum Change {
-    /// A block was written. With a function, the write ends when the entry is durable.
-    Put(Box<Entry>, Option<Done>),
-    /// A slot holds nothing.
-    Clear(u32),
+    /// A block was written.
+    Put(Box<Put>),
+    /// The slot holds nothing.
+    Clear,
+}
+
+/// A block that was written.
+pub(crate) struct Put {
+    pub(crate) entry: Entry,
+    /// Syncs of the data that had failed before.
+    pub(crate) failed_syncs: u64,
+    /// Who waits until it is durable.
+    pub(crate) told: Option<Told>,
 }
 
 /// What is to be committed.
@@ -39,7 +50,8 @@ pub(crate) struct Commits {
 
 #[derive(Default)]
 struct Queue {
-    changes: Vec<Change>,
+    /// The last change of each slot.
+    changes: BTreeMap<u32, Change>,
     /// Whether some are being committed.
     busy: bool,
     /// Somebody waits for a commit.
@@ -48,9 +60,16 @@ struct Queue {
 }
 
 impl Commits {
-    pub(crate) fn push(&self, change: Change) {
-        self.queue.lock().changes.push(change);
+    /// Takes a change. Gives back what will not be committed: the one before it, or, once closed, this one.
+    pub(crate) fn push(&self, slot: u32, change: Change) -> Option<Change> {
+        let mut queue = self.queue.lock();
+        if queue.closed {
+            return Some(change);
+        }
+        let before = queue.changes.insert(slot, change);
+        drop(queue);
         self.changed.notify_all();
+        before
     }
 
     /// Waits until all is committed; false when `deadline` passes first.
@@ -63,7 +82,7 @@ impl Commits {
                 None => self.changed.wait(&mut queue),
                 Some(deadline) => {
                     if self.changed.wait_until(&mut queue, deadline).timed_out() {
-                        return false;
+                        return !queue.busy && queue.changes.is_empty();
                     }
                 }
             }
@@ -71,10 +90,23 @@ impl Commits {
         true
     }
 
-    /// Commits what is there, and ends the thread.
+    /// Takes no more, commits what is there, and ends the thread.
     pub(crate) fn close(&self) {
         self.queue.lock().closed = true;
         self.changed.notify_all();
+    }
+
+    /// Lets nobody wait any longer for what is not being committed yet.
+    pub(crate) fn give_up(&self) {
+        let waiting: Vec<Told> = {
+            let mut queue = self.queue.lock();
+            let puts = queue.changes.values_mut().filter_map(|change| match change {
+                Change::Put(put) => put.told.take(),
+                Change::Clear => None,
+            });
+            puts.collect()
+        };
+        drop(waiting); // they are told
     }
 
     /// The life of the thread that commits.
@@ -87,7 +119,7 @@ impl Commits {
     }
 
     /// The changes to commit next, none when there will be no more.
-    fn next(&self, gather: bool) -> Option<Vec<Change>> {
+    fn next(&self, gather: bool) -> Option<BTreeMap<u32, Change>> {
         let mut queue = self.queue.lock();
         while queue.changes.is_empty() && !queue.closed {
             self.changed.wait(&mut queue);
@@ -107,39 +139,54 @@ impl Commits {
 
 impl Core {
     /// Writes entries behind the bytes that they speak of, and says so to those who wait.
-    fn commit(&self, changes: Vec<Change>) {
+    fn commit(&self, changes: BTreeMap<u32, Change>) {
+        let puts = changes.values().any(|change| matches!(change, Change::Put(_)));
+        let synced = if puts && self.sync != Sync::None { self.data.sync() } else { Ok(()) };
+        if synced.is_err() {
+            self.failed_syncs.fetch_add(1, Ordering::AcqRel);
+        }
         let written = self.write_entries(&changes);
-        for change in changes {
-            let Change::Put(_, done) = change else { continue };
-            let durable = if written.is_ok() { &self.counters.durable } else { &self.counters.undurable };
-            durable.fetch_add(1, Ordering::Relaxed);
-            if let Some(done) = done {
-                done(written.as_ref().copied().map_err(|error| Failure::Io(error.to_string())));
+        for change in changes.into_values() {
+            let Change::Put(put) = change else { continue };
+            let end = match (&synced, &written, self.lost(&put)) {
+                (Err(error), ..) | (_, Err(error), _) => Err(Failure::Io(error.to_string())),
+                (.., Some(failure)) => Err(failure),
+                _ => Ok(()),
+            };
+            let count = if end.is_ok() { &self.counters.durable } else { &self.counters.undurable };
+            count.fetch_add(1, Ordering::Relaxed);
+            if let Some(told) = put.told {
+                told.tell(end);
             }
         }
     }
 
-    fn write_entries(&self, changes: &[Change]) -> io::Result<()> {
-        let puts = changes.iter().any(|change| matches!(change, Change::Put(..)));
-        if puts && self.sync != Sync::None {
-            self.data.sync()?;
+    /// Why a block will not be there, whatever its entry says.
+    fn lost(&self, put: &Put) -> Option<Failure> {
+        if put.failed_syncs != self.failed_syncs.load(Ordering::Acquire) {
+            return Some(Failure::Io("an earlier sync failed".into()));
         }
-        // Of several changes of a slot the last holds.
-        let mut last: HashMap<u32, Option<&Entry>> = HashMap::with_capacity(changes.len());
-        for change in changes {
-            match change {
-                Change::Put(entry, _) => last.insert(entry.slot, Some(entry)),
-                Change::Clear(slot) => last.insert(*slot, None),
-            };
+        (put.entry.epoch != self.slots.lock().epoch()).then_some(Failure::GivenUp)
+    }
+
+    fn write_entries(&self, changes: &BTreeMap<u32, Change>) -> io::Result<()> {
+        let mut header = self.header.lock();
+        let epoch = self.slots.lock().epoch();
+        if header.is_none() {
+            recovery::write_epoch(&*self.entries, self.number, epoch)?;
         }
         let mut bytes = vec![0; self.layout.entry_bytes()];
-        for (slot, entry) in last {
-            match entry {
-                Some(entry) => entry.encode(self.number, &mut bytes),
-                None => bytes.fill(0),
+        for (slot, change) in changes {
+            match change {
+                Change::Put(put) if self.lost(put).is_none() => put.entry.encode(self.number, &mut bytes),
+                _ => bytes.fill(0),
             }
-            self.entries.write(&bytes, self.layout.entry_at(slot))?;
+            self.entries.write(&bytes, self.layout.entry_at(*slot))?;
         }
-        if self.sync == Sync::None { Ok(()) } else { self.entries.sync() }
+        if self.sync != Sync::None {
+            self.entries.sync()?;
+        }
+        *header = Some(epoch);
+        Ok(())
     }
 }

@@ -1,12 +1,11 @@
 //! Engines: what moves bytes between memory and a file, many operations at once.
 
-use crate::entry::Entry;
-use crate::file::{BlockFile, Pages};
-use crate::store::{Core, Done, Failure, Memory};
+use crate::file::{BlockFile, is_refusal};
+use crate::operation::Io;
+pub use crate::operation::Operation;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,33 +13,6 @@ mod ring;
 mod workers;
 pub use ring::Ring;
 pub use workers::Workers;
-
-/// A block on its way.
-pub struct Operation {
-    pub(crate) core: Arc<Core>,
-    pub(crate) write: bool,
-    pub(crate) entry: Entry,
-    pub(crate) memory: Memory,
-    /// Where its bytes are while direct I/O moves them, if it cannot take those of the memory.
-    pub(crate) bounce: Option<Pages>,
-    pub(crate) done: Option<Done>,
-}
-
-impl Drop for Operation {
-    fn drop(&mut self) {
-        if let Some(done) = self.done.take() {
-            done(Err(Failure::GivenUp));
-        }
-    }
-}
-
-/// What an operation reads or writes.
-pub(crate) struct Io {
-    pub(crate) write: bool,
-    pub(crate) start: NonNull<u8>,
-    pub(crate) len: usize,
-    pub(crate) offset: u64,
-}
 
 /// Moves bytes. No call but `wait` and `stop` waits.
 pub trait Engine: Send + Sync {
@@ -70,17 +42,47 @@ pub fn best(file: &Arc<dyn BlockFile>, depth: usize) -> io::Result<Box<dyn Engin
     }
 }
 
+/// Reads or writes in the calling thread, from byte `from` of the operation's on; through the page cache where the
+/// system refuses to go around it.
+pub(crate) fn carry_out(file: &dyn BlockFile, io: &Io, from: usize) -> io::Result<()> {
+    let was_direct = file.is_direct();
+    match try_once(file, io, from) {
+        Err(error) if was_direct && is_refusal(&error) => {
+            file.give_up_direct();
+            try_once(file, io, from)
+        }
+        done => done,
+    }
+}
+
+fn try_once(file: &dyn BlockFile, io: &Io, from: usize) -> io::Result<()> {
+    let (len, offset) = (io.len - from, io.offset + from as u64);
+    // SAFETY: the operation's memory, which is its own to read or to write until it ends.
+    unsafe {
+        let start = io.start.as_ptr().add(from);
+        if io.write {
+            file.write(std::slice::from_raw_parts(start, len), offset)
+        } else {
+            file.read(std::slice::from_raw_parts_mut(start, len), offset)
+        }
+    }
+}
+
 /// Operations that wait for a thread, and how many are on their way.
 pub(crate) struct Queue {
     state: Mutex<State>,
-    changed: Condvar,
+    /// There is one more, or there will be none.
+    more: Condvar,
+    /// Nothing is on its way.
+    idle: Condvar,
     /// Where its threads are. In a forked process the lock may be held by one that is not there.
     process: u32,
 }
 
 impl Default for Queue {
     fn default() -> Queue {
-        Queue { state: Mutex::default(), changed: Condvar::default(), process: std::process::id() }
+        let (more, idle) = (Condvar::new(), Condvar::new());
+        Queue { state: Mutex::default(), more, idle, process: std::process::id() }
     }
 }
 
@@ -116,7 +118,7 @@ impl Queue {
         let queue = if operation.write { &mut state.writes } else { &mut state.reads };
         queue.push_back(operation);
         drop(state);
-        self.changed.notify_all();
+        self.more.notify_one();
     }
 
     /// The next operation, once there is one; `None` when there will be none.
@@ -124,7 +126,7 @@ impl Queue {
         let mut state = self.state.lock();
         loop {
             match state.pop() {
-                None if !state.closed => self.changed.wait(&mut state),
+                None if !state.closed => self.more.wait(&mut state),
                 next => return next,
             }
         }
@@ -141,7 +143,7 @@ impl Queue {
         state.running -= 1;
         state.running_writes -= usize::from(write);
         if state.is_idle() {
-            self.changed.notify_all();
+            self.idle.notify_all();
         }
     }
 
@@ -154,9 +156,9 @@ impl Queue {
         let mut state = self.state.lock();
         while !state.is_idle() {
             match deadline {
-                None => self.changed.wait(&mut state),
+                None => self.idle.wait(&mut state),
                 Some(deadline) => {
-                    if self.changed.wait_until(&mut state, deadline).timed_out() && !state.is_idle() {
+                    if self.idle.wait_until(&mut state, deadline).timed_out() && !state.is_idle() {
                         return false;
                     }
                 }
@@ -171,15 +173,15 @@ impl Queue {
             return false;
         }
         self.state.lock().closed = true;
-        self.changed.notify_all();
+        self.more.notify_all();
         self.wait(deadline);
-        let rest: Vec<Operation> = {
-            let mut state = self.state.lock();
-            let State { reads, writes, .. } = &mut *state;
-            reads.drain(..).chain(writes.drain(..)).collect()
-        };
+        let mut state = self.state.lock();
+        let State { reads, writes, .. } = &mut *state;
+        let rest: Vec<Operation> = reads.drain(..).chain(writes.drain(..)).collect();
+        let idle = state.is_idle();
+        drop(state);
+        self.idle.notify_all();
         drop(rest); // they are given up
-        self.changed.notify_all();
-        self.state.lock().is_idle()
+        idle
     }
 }

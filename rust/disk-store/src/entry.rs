@@ -14,15 +14,17 @@
 //! | 40 .. 56 | its second identity |
 //! | 56 .. 64 | bytes of the payload |
 //! | 64 .. 80 | XXH3-128 of bytes 8 .. 64 but for 12 .. 16, then of the payload |
-//! | 80 .. 84 | bytes of the origin |
-//! | 84 .. | the origin, then zeros |
+//! | 80 .. 88 | the hash of the block before it, 0 if there is none |
+//! | 88 .. 92 | how many blocks are before it |
+//! | 92 .. 96 | bytes of its content |
+//! | 96 .. | what it was made of: its content, then zeros |
 //! | `size` - 8 .. | XXH3-64 of all before it, seeded with the store's number |
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 /// What an entry begins with: its kind and format.
 pub const MAGIC: [u8; 8] = *b"PKENTRY1";
-const ORIGIN: usize = 84;
+const CONTENT: usize = 96;
 const SUM: usize = 8;
 
 /// A block, as every tier knows it.
@@ -32,6 +34,17 @@ pub struct Key {
     pub hash: u64,
     /// Its second identity.
     pub guard: [u8; 16],
+}
+
+/// Where a block comes from. The store does not look into the content.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Origin {
+    /// The hash of the block before it, 0 if there is none.
+    pub parent: u64,
+    /// How many blocks are before it.
+    pub position: u32,
+    /// What it was made of, for whoever announces it.
+    pub content: Vec<u8>,
 }
 
 /// What a slot holds.
@@ -51,13 +64,13 @@ pub struct Entry {
     pub len: u64,
     /// Of the payload, bound to all the above but the priority.
     pub checksum: u128,
-    /// What it was made of, for whoever announces it; the store does not look into it.
-    pub origin: Vec<u8>,
+    /// Where it comes from.
+    pub origin: Origin,
 }
 
-/// Bytes of an entry with an origin of up to so many bytes.
-pub fn entry_bytes(origin: usize) -> usize {
-    (ORIGIN + origin + SUM).next_multiple_of(64)
+/// Bytes of an entry with a content of up to so many bytes.
+pub fn entry_bytes(content: usize) -> usize {
+    (CONTENT + content + SUM).next_multiple_of(64)
 }
 
 impl Entry {
@@ -82,7 +95,7 @@ impl Entry {
     /// Writes the entry over `bytes`, all of them.
     ///
     /// # Panics
-    /// If the origin has no room.
+    /// If the content has no room.
     pub fn encode(&self, store: u64, bytes: &mut [u8]) {
         let (body, sum) = bytes.split_at_mut(bytes.len() - SUM);
         body.fill(0);
@@ -100,33 +113,39 @@ impl Entry {
         put(&self.key.guard);
         put(&self.len.to_le_bytes());
         put(&self.checksum.to_le_bytes());
-        put(&(self.origin.len() as u32).to_le_bytes());
-        put(&self.origin);
+        let Origin { parent, position, content } = &self.origin;
+        put(&parent.to_le_bytes());
+        put(&position.to_le_bytes());
+        put(&(content.len() as u32).to_le_bytes());
+        put(content);
         sum.copy_from_slice(&xxh3_64_with_seed(body, store).to_le_bytes());
     }
 
     /// The entry in `bytes`, if it is a whole one, of this store and slot.
     pub fn decode(store: u64, slot: u32, bytes: &[u8]) -> Option<Entry> {
         let (body, sum) = bytes.split_at_checked(bytes.len().checked_sub(SUM)?)?;
-        if body.len() < ORIGIN || !body.starts_with(&MAGIC) {
+        if body.len() < CONTENT || !body.starts_with(&MAGIC) {
             return None;
         }
         if xxh3_64_with_seed(body, store).to_le_bytes() != sum {
             return None;
         }
         let number = |at: usize| u64::from_le_bytes(array(body, at));
-        let origin = u32::from_le_bytes(array(body, 80)) as usize;
+        let short = |at: usize| u32::from_le_bytes(array(body, at));
+        let content = body.get(CONTENT..CONTENT.checked_add(short(92) as usize)?)?.to_vec();
         let entry = Entry {
-            slot: u32::from_le_bytes(array(body, 8)),
+            slot: short(8),
             key: Key { hash: number(32), guard: array(body, 40) },
             priority: body[12],
             epoch: number(16),
             serial: number(24),
             len: number(56),
             checksum: u128::from_le_bytes(array(body, 64)),
-            origin: body.get(ORIGIN..ORIGIN.checked_add(origin)?)?.to_vec(),
+            origin: Origin { parent: number(80), position: short(88), content },
         };
-        (entry.slot == slot).then_some(entry)
+        // The highest numbers have no next ones, and serial numbers begin with 1: no store ever writes others.
+        let numbered = entry.epoch < u64::MAX && (1..u64::MAX).contains(&entry.serial);
+        (entry.slot == slot && numbered).then_some(entry)
     }
 }
 
@@ -150,7 +169,7 @@ mod tests {
             serial: 41,
             len: 5,
             checksum: 0,
-            origin: b"where from".to_vec(),
+            origin: Origin { parent: 0x11, position: 6, content: b"where from".to_vec() },
         };
         entry.checksum = entry.checksum_of(b"bytes");
         entry
@@ -175,8 +194,8 @@ mod tests {
         assert_eq!(&bytes[16..32], b"\x03\0\0\0\0\0\0\0\x29\0\0\0\0\0\0\0");
         assert_eq!(&bytes[32..40], [8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!((&bytes[40..56], &bytes[56..64]), (&[9; 16][..], &b"\x05\0\0\0\0\0\0\0"[..]));
-        assert_eq!(&bytes[80..94], b"\x0a\0\0\0where from");
-        assert!(bytes[94..120].iter().all(|&byte| byte == 0));
+        assert_eq!(&bytes[80..106], b"\x11\0\0\0\0\0\0\0\x06\0\0\0\x0a\0\0\0where from");
+        assert!(bytes[106..120].iter().all(|&byte| byte == 0));
     }
 
     #[test]

@@ -58,10 +58,8 @@ pub trait BlockFile: Send + Sync {
         None
     }
 
-    /// The system has refused a direct read or write. Gives whether it may be tried again.
-    fn give_up_direct(&self) -> bool {
-        false
-    }
+    /// The system has refused a direct read or write: from now on all go through the page cache.
+    fn give_up_direct(&self) {}
 }
 
 /// A file of the system's.
@@ -79,9 +77,10 @@ impl SystemFile {
         SystemFile { buffered: descriptor.into(), direct, gave_up: AtomicBool::new(false) }
     }
 
-    fn direct(&self, address: usize, len: usize, offset: u64) -> Option<&File> {
+    /// What takes such a read or write.
+    fn file(&self, address: usize, len: usize, offset: u64) -> &File {
         let aligned = [address, len, offset as usize].iter().all(|number| number.is_multiple_of(ALIGNMENT));
-        self.direct.as_ref().filter(|_| aligned && self.is_direct())
+        self.direct.as_ref().filter(|_| aligned && self.is_direct()).unwrap_or(&self.buffered)
     }
 }
 
@@ -100,23 +99,11 @@ fn around_the_cache(file: &OwnedFd) -> Option<File> {
 
 impl BlockFile for SystemFile {
     fn read(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        if let Some(direct) = self.direct(bytes.as_ptr() as usize, bytes.len(), offset) {
-            match direct.read_exact_at(bytes, offset) {
-                Err(error) if is_refusal(&error) && self.give_up_direct() => {}
-                done => return done,
-            }
-        }
-        self.buffered.read_exact_at(bytes, offset)
+        self.file(bytes.as_ptr().addr(), bytes.len(), offset).read_exact_at(bytes, offset)
     }
 
     fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if let Some(direct) = self.direct(bytes.as_ptr() as usize, bytes.len(), offset) {
-            match direct.write_all_at(bytes, offset) {
-                Err(error) if is_refusal(&error) && self.give_up_direct() => {}
-                done => return done,
-            }
-        }
-        self.buffered.write_all_at(bytes, offset)
+        self.file(bytes.as_ptr().addr(), bytes.len(), offset).write_all_at(bytes, offset)
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -124,7 +111,8 @@ impl BlockFile for SystemFile {
     }
 
     fn reserve(&self, from: u64, to: u64) -> io::Result<()> {
-        match rustix::fs::fallocate(&self.buffered, FallocateFlags::empty(), from, to - from) {
+        let fallocate = || rustix::fs::fallocate(&self.buffered, FallocateFlags::empty(), from, to - from);
+        match rustix::io::retry_on_intr(fallocate) {
             Err(rustix::io::Errno::OPNOTSUPP) => self.set_len(to.max(self.bytes()?)),
             done => Ok(done?),
         }
@@ -143,11 +131,11 @@ impl BlockFile for SystemFile {
     }
 
     fn descriptor(&self, address: usize, len: usize) -> Option<RawFd> {
-        Some(self.direct(address, len, 0).unwrap_or(&self.buffered).as_raw_fd())
+        Some(self.file(address, len, 0).as_raw_fd())
     }
 
-    fn give_up_direct(&self) -> bool {
-        !self.gave_up.swap(true, Ordering::Relaxed)
+    fn give_up_direct(&self) {
+        self.gave_up.store(true, Ordering::Relaxed);
     }
 }
 

@@ -17,8 +17,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Bytes of entries that are read at a time.
 const CHUNK: usize = 1 << 20;
-/// Bytes; a manifest or an entry that is longer is none.
-const LONGEST: u64 = 1 << 20;
+/// Bytes; a manifest, or an entry, that is longer is none.
+const LONGEST_MANIFEST: u64 = 1 << 20;
+const LONGEST_ENTRY: u64 = 16 << 20;
 /// A record of the header: where each begins, and its bytes.
 const RECORDS: [usize; 2] = [0, 512];
 const RECORD: usize = 24;
@@ -197,10 +198,10 @@ impl Inspection {
             return Ok(());
         };
         let mut bytes = Vec::new();
-        File::from(file).take(LONGEST).read_to_end(&mut bytes)?;
+        File::from(file).take(LONGEST_MANIFEST).read_to_end(&mut bytes)?;
         match Manifest::from_text(&String::from_utf8_lossy(&bytes)) {
             Ok(manifest) => {
-                let entry = entry_bytes(0) as u64..=LONGEST;
+                let entry = entry_bytes(0) as u64..=LONGEST_ENTRY;
                 let possible = manifest.block_bytes > 0 && usize::try_from(manifest.block_bytes).is_ok();
                 if possible && entry.contains(&manifest.entry_bytes) {
                     self.report.manifest = Some(manifest);
@@ -220,7 +221,7 @@ impl Inspection {
     fn read_entries(&mut self, deep: bool) -> Result<(), Unreadable> {
         let Some(manifest) = &self.report.manifest else { return Ok(()) };
         let (number, entry_bytes) = (manifest.store, manifest.entry_bytes as usize);
-        let mut layout = Layout { block_bytes: manifest.block_bytes as usize, origin_bytes: 0, slots: 0 };
+        let mut layout = Layout { block_bytes: manifest.block_bytes as usize, content_bytes: 0, slots: 0 };
         let data = self.file(DATA)?.map(|file| SystemFile::new(file, false));
         let data_bytes = data.as_ref().map_or(Ok(0), BlockFile::bytes)?;
         let entries = self.file(ENTRIES)?.map(|file| SystemFile::new(file, false));

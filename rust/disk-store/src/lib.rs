@@ -15,5 +15,7 @@ pub mod entry;
 pub mod file;
 pub mod inspect;
 pub mod manifest;
+mod operation;
 mod recovery;
+mod slots;
 pub mod store;

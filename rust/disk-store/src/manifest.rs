@@ -159,6 +159,27 @@ impl Manifest {
         }
         Ok(())
     }
+
+    /// Whether blocks and entries are as long as those of `other`.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn check_sizes(&self, other: &Manifest) -> Result<(), Mismatch> {
+        let sizes = [
+            ("block_bytes", self.block_bytes, other.block_bytes),
+            ("entry_bytes", self.entry_bytes, other.entry_bytes),
+        ];
+        let differences: Vec<Difference> = sizes
+            .into_iter()
+            .filter(|(_, stored, given)| stored != given)
+            .map(|(name, stored, given)| Difference {
+                name: name.into(),
+                stored: Some(stored.to_string()),
+                given: Some(given.to_string()),
+            })
+            .collect();
+        if differences.is_empty() { Ok(()) } else { Err(Mismatch::Fingerprint(differences)) }
+    }
 }
 
 #[cfg(test)]

@@ -3,13 +3,14 @@
 use crate::entry::{Entry, Key};
 use crate::file::BlockFile;
 use crate::store::{HEADER, Layout};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What the header's two records begin with. A record is this, the epoch, and XXH3-64 of both, seeded with the store's
-/// number. The higher epoch of those that are whole holds, and each reset writes over the other one.
+/// number. The higher epoch of those that are whole holds. A reset writes both, so that one that is damaged later does
+/// not bring back what was forgotten.
 const EPOCH: [u8; 8] = *b"PKEPOCH1";
 /// A record has a sector of its own, which a disk writes whole or not at all.
 const SECTOR: u64 = 512;
@@ -26,8 +27,8 @@ pub(crate) struct Found {
     pub(crate) next: u64,
 }
 
-/// Reads what the store holds, and makes its files what they have to be: as long as the layout says, with no block in
-/// what is cut off.
+/// Reads what the store holds, and makes its files what they have to be: as long as the layout says, with entries of
+/// the blocks that were found and of no others.
 pub(crate) fn recover(
     data: &dyn BlockFile,
     entries: &dyn BlockFile,
@@ -41,16 +42,38 @@ pub(crate) fn recover(
         // A new store; or nobody knows what was forgotten, and so everything is.
         None => all.iter().map(|entry| entry.epoch + 1).max().unwrap_or(0),
     };
-    all.retain(|entry| entry.epoch == epoch && entry.len == layout.block_bytes as u64);
+    all.retain(|entry| entry.epoch == epoch);
+    let written: Vec<u32> = all.iter().map(|entry| entry.slot).collect();
+    all.retain(|entry| entry.len == layout.block_bytes as u64);
     let mut blocks = newest(all);
     let kept = blocks.split_off(blocks.len().saturating_sub(layout.slots as usize));
-    let blocks = into_fewer_slots(data, entries, number, layout, kept)?;
-    entries.set_len(layout.entry_at(layout.slots))?;
+    let blocks = by_last_use(into_fewer_slots(data, entries, number, layout, kept)?);
+    clear_others(entries, layout, &written, &blocks)?;
+    let end = layout.entry_at(layout.slots);
+    if entries.bytes()? > end {
+        entries.set_len(end)?;
+    }
+    entries.reserve(0, end)?; // so that a block which found its place finds one for its entry
     if data.bytes()? > layout.slot_at(layout.slots) {
         data.set_len(layout.slot_at(layout.slots))?;
     }
     write_epoch(entries, number, epoch)?;
     Ok(Found { epoch, blocks, next })
+}
+
+/// Clears the entries in slots that hold none of the blocks: older copies, and what there is no room for.
+fn clear_others(
+    entries: &dyn BlockFile,
+    layout: &Layout,
+    written: &[u32],
+    blocks: &[Entry],
+) -> io::Result<()> {
+    let held: HashSet<u32> = blocks.iter().map(|entry| entry.slot).collect();
+    let nothing = vec![0; layout.entry_bytes()];
+    for &slot in written.iter().filter(|&&slot| slot < layout.slots && !held.contains(&slot)) {
+        entries.write(&nothing, layout.entry_at(slot))?;
+    }
+    Ok(())
 }
 
 /// All entries that are whole.
@@ -83,7 +106,23 @@ pub(crate) fn newest(all: Vec<Entry>) -> Vec<Entry> {
         }
     }
     let mut blocks: Vec<Entry> = newest.into_values().collect();
-    blocks.sort_unstable_by_key(|entry| entry.serial);
+    blocks.sort_unstable_by_key(|entry| (entry.serial, entry.slot));
+    blocks
+}
+
+/// Blocks in the order of their last use: each counts as used when the last of those that follow it was written, and
+/// before what precedes it.
+fn by_last_use(mut blocks: Vec<Entry>) -> Vec<Entry> {
+    let mut last_use: HashMap<u64, u64> = blocks.iter().map(|entry| (entry.key.hash, entry.serial)).collect();
+    blocks.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.origin.position));
+    for Entry { key, origin, .. } in &blocks {
+        let used = last_use.get(&key.hash).copied().unwrap_or_default();
+        if let Some(parent) = last_use.get_mut(&origin.parent).filter(|_| origin.position > 0) {
+            *parent = used.max(*parent);
+        }
+    }
+    let used = |entry: &Entry| last_use.get(&entry.key.hash).copied().unwrap_or_default();
+    blocks.sort_by_key(used); // what lies deeper stays before what lies above it
     blocks
 }
 
@@ -124,7 +163,7 @@ fn into_fewer_slots(
     }
     entries.sync()?;
     stay.extend(moved);
-    stay.sort_unstable_by_key(|entry| entry.serial);
+    stay.sort_unstable_by_key(|entry| (entry.serial, entry.slot));
     Ok(stay)
 }
 
@@ -139,17 +178,17 @@ pub(crate) fn read_epoch(entries: &dyn BlockFile, number: u64) -> io::Result<Opt
         let (body, sum) = bytes.split_at(16);
         let whole = body.starts_with(&EPOCH) && xxh3_64_with_seed(body, number).to_le_bytes() == sum;
         let epoch = body.last_chunk().map(|epoch| u64::from_le_bytes(*epoch));
-        Ok(epoch.filter(|_| whole))
+        Ok(epoch.filter(|&epoch| whole && epoch < u64::MAX))
     };
     Ok(record(0)?.max(record(1)?))
 }
 
-/// Writes the epoch over the older record.
+/// Writes the epoch into both records.
 pub(crate) fn write_epoch(entries: &dyn BlockFile, number: u64, epoch: u64) -> io::Result<()> {
     let mut record = [0; 24];
     record[..8].copy_from_slice(&EPOCH);
     record[8..16].copy_from_slice(&epoch.to_le_bytes());
     let sum = xxh3_64_with_seed(&record[..16], number);
     record[16..].copy_from_slice(&sum.to_le_bytes());
-    entries.write(&record, (epoch % 2) * SECTOR)
+    (0..2).try_for_each(|which| entries.write(&record, which * SECTOR))
 }

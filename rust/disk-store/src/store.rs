@@ -3,15 +3,18 @@
 pub use crate::commits::Sync;
 use crate::commits::{Change, Commits};
 use crate::directory::{DATA, Directory, ENTRIES, OpenError};
-use crate::engine::{Engine, Io, Operation};
-use crate::entry::{Entry, Key, entry_bytes};
-use crate::file::{ALIGNMENT, BlockFile, Pages};
+use crate::engine::Engine;
+use crate::entry::{Entry, Key, Origin, entry_bytes};
+use crate::file::{ALIGNMENT, BlockFile};
+use crate::manifest::Manifest;
+use crate::operation::{Operation, Told};
 use crate::recovery;
+use crate::slots::Slots;
 use parking_lot::Mutex;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -26,8 +29,8 @@ const EXTENT: u64 = 64 << 20;
 pub struct Layout {
     /// Bytes of a block.
     pub block_bytes: usize,
-    /// Most bytes of a block's origin.
-    pub origin_bytes: usize,
+    /// Most bytes of a block's content.
+    pub content_bytes: usize,
     /// Blocks that there is room for.
     pub slots: u32,
 }
@@ -40,7 +43,7 @@ impl Layout {
 
     /// Bytes of an entry.
     pub fn entry_bytes(&self) -> usize {
-        entry_bytes(self.origin_bytes)
+        entry_bytes(self.content_bytes)
     }
 
     /// Bytes of all files.
@@ -65,7 +68,7 @@ pub struct Files {
     pub data: Arc<dyn BlockFile>,
     /// What they are.
     pub entries: Arc<dyn BlockFile>,
-    /// Where they lie: locked until the last thread of the store has ended.
+    /// Where they lie: locked until the store was stopped, and the last of its threads has ended.
     pub directory: Option<Directory>,
 }
 
@@ -78,6 +81,7 @@ impl Files {
         directory.check_space(layout.bytes())?;
         let data = Arc::new(directory.file(DATA, direct)?);
         let entries = Arc::new(directory.file(ENTRIES, false)?);
+        directory.sync()?;
         Ok(Files { data, entries, directory: Some(directory) })
     }
 }
@@ -102,9 +106,9 @@ pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
 /// Memory of a block.
 #[derive(Clone, Copy)]
 pub struct Memory {
-    start: NonNull<u8>,
+    pub(crate) start: NonNull<u8>,
     /// Bytes that may be touched, from there on.
-    room: usize,
+    pub(crate) room: usize,
 }
 
 // SAFETY: an address; whoever made it says that it may be used until the operation has ended.
@@ -129,8 +133,8 @@ pub struct Block {
     pub key: Key,
     /// How long to keep it.
     pub priority: u8,
-    /// What it was made of; left out if it is longer than the layout allows.
-    pub origin: Vec<u8>,
+    /// Where it comes from; its content is left out if it is longer than the layout allows.
+    pub origin: Origin,
 }
 
 /// What was counted; numbers never fall.
@@ -148,17 +152,9 @@ pub struct Counters {
     pub read_errors: AtomicU64,
     /// Blocks whose bytes and entry are on the disk; synced, unless the store never syncs.
     pub durable: AtomicU64,
-    /// Blocks whose entry could not be written or synced: they are lost when the store is closed.
+    /// Blocks that were written and did not become durable: the disk failed, the store was stopped, or they were
+    /// forgotten or written over before.
     pub undurable: AtomicU64,
-}
-
-/// What the store knows of what was written last to a slot.
-#[derive(Clone, Copy, Default)]
-struct Stamp {
-    epoch: u64,
-    /// 0 if nothing was.
-    serial: u64,
-    checksum: u128,
 }
 
 /// What all threads of a store share.
@@ -170,12 +166,16 @@ pub(crate) struct Core {
     pub(crate) sync: Sync,
     pub(crate) counters: Counters,
     pub(crate) commits: Commits,
-    stamps: Mutex<Vec<Stamp>>,
-    epoch: AtomicU64,
-    serial: AtomicU64,
+    /// Locked before the queue of the commits: what is known and what is to be written go together.
+    pub(crate) slots: Mutex<Slots>,
+    /// The epoch that the header surely says. Whoever writes to the entries has it locked.
+    pub(crate) header: Mutex<Option<u64>>,
+    /// Syncs of the data that have failed: what was written before one, and not synced before, may be lost whatever
+    /// later syncs say.
+    pub(crate) failed_syncs: AtomicU64,
     /// Slots that have space on the disk.
     reserved: Mutex<u32>,
-    _directory: Option<Directory>,
+    directory: Mutex<Option<Directory>>,
 }
 
 /// A store of blocks.
@@ -183,15 +183,17 @@ pub struct Store {
     core: Arc<Core>,
     engine: Box<dyn Engine>,
     committer: Mutex<Option<JoinHandle<()>>>,
+    /// Nothing is written any more: the files may be another store's.
+    stopped: AtomicBool,
     process: u32,
 }
 
 impl Store {
     /// Opens the store in these files, or makes one. `number` is that of its manifest. Gives the blocks that it holds,
-    /// in the order in which they were written.
+    /// in the order of their last use, as far as that can be told: what came before a block was used with it.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The layout has blocks of no bytes; the system refuses.
     pub fn open(
         files: Files,
         number: u64,
@@ -200,11 +202,10 @@ impl Store {
         engine: impl FnOnce(Arc<dyn BlockFile>) -> io::Result<Box<dyn Engine>>,
     ) -> io::Result<(Store, Vec<Entry>)> {
         let Files { data, entries, directory } = files;
-        let recovery::Found { epoch, blocks, next } = recovery::recover(&*data, &*entries, number, &layout)?;
-        let mut stamps = vec![Stamp::default(); layout.slots as usize];
-        for Entry { slot, epoch, serial, checksum, .. } in &blocks {
-            stamps[*slot as usize] = Stamp { epoch: *epoch, serial: *serial, checksum: *checksum };
+        if layout.block_bytes == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "block_bytes=0: must be 1 or more"));
         }
+        let recovery::Found { epoch, blocks, next } = recovery::recover(&*data, &*entries, number, &layout)?;
         let reserved = (data.bytes()? / layout.slot_bytes() as u64).min(u64::from(layout.slots)) as u32;
         let engine = engine(Arc::clone(&data))?;
         let core = Arc::new(Core {
@@ -215,22 +216,31 @@ impl Store {
             sync,
             counters: Counters::default(),
             commits: Commits::default(),
-            stamps: Mutex::new(stamps),
-            epoch: AtomicU64::new(epoch),
-            serial: AtomicU64::new(next),
+            slots: Mutex::new(Slots::new(layout.slots, epoch, next, &blocks)),
+            header: Mutex::new(Some(epoch)),
+            failed_syncs: AtomicU64::new(0),
             reserved: Mutex::new(reserved),
-            _directory: directory,
+            directory: Mutex::new(directory),
         });
         let of_thread = Arc::clone(&core);
         let committer = std::thread::Builder::new().name("pk-disk-sync".into());
         let committer = committer.spawn(move || of_thread.commits.run(&of_thread))?;
         let committer = Mutex::new(Some(committer));
-        Ok((Store { core, engine, committer, process: std::process::id() }, blocks))
+        let (stopped, process) = (AtomicBool::new(false), std::process::id());
+        Ok((Store { core, engine, committer, stopped, process }, blocks))
     }
 
     /// Its sizes.
     pub fn layout(&self) -> Layout {
         self.core.layout
+    }
+
+    /// Writes another manifest of this store, for good. All blocks have to be forgotten before.
+    ///
+    /// # Errors
+    /// The system refuses: the former one is there still.
+    pub fn revise(&self, manifest: &Manifest) -> Result<(), OpenError> {
+        self.core.directory.lock().as_ref().map_or(Ok(()), |directory| directory.revise(manifest))
     }
 
     /// What was counted.
@@ -243,50 +253,97 @@ impl Store {
         self.core.data.is_direct()
     }
 
-    /// Writes a block into its slot, over what is there; `done` is told of the end, in another thread.
+    /// Writes a block into its slot, over what is there; `done` is told of the end, in another thread. Until then
+    /// nothing else may be asked of the slot but to forget it: then the block is given up.
+    ///
+    /// # Panics
+    /// If there is no such slot.
     pub fn write(&self, block: Block, memory: Memory, done: Done) {
+        self.write_since(self.epoch(), block, memory, done);
+    }
+
+    /// A number that every reset changes.
+    pub fn epoch(&self) -> u64 {
+        self.core.slots.lock().epoch()
+    }
+
+    /// [`Store::write`] of a block of this epoch: it is given up if there was a reset since.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn write_since(&self, epoch: u64, block: Block, memory: Memory, done: Done) {
         let Block { slot, key, priority, mut origin } = block;
-        if origin.len() > self.core.layout.origin_bytes {
-            origin.clear();
+        if origin.content.len() > self.core.layout.content_bytes {
+            origin.content.clear();
         }
-        let epoch = self.core.epoch.load(Ordering::Acquire);
+        let serial = {
+            let mut slots = self.core.slots.lock();
+            if slots.epoch() != epoch {
+                drop(slots);
+                return Told::new(done).tell(Err(Failure::GivenUp));
+            }
+            slots.claim(slot)
+        };
         let len = self.core.layout.block_bytes as u64;
-        let entry = Entry { slot, key, priority, epoch, serial: 0, len, checksum: 0, origin };
-        self.begin(true, entry, memory, done);
+        let entry = Entry { slot, key, priority, epoch, serial, len, checksum: 0, origin };
+        self.submit(true, entry, memory, done);
     }
 
     /// Reads the block in a slot, which has to be that of `key`; `done` is told of the end, in another thread. When it
-    /// has failed the memory may hold anything.
+    /// has failed the memory may hold anything, and the block is forgotten.
+    ///
+    /// # Panics
+    /// If there is no such slot.
     pub fn read(&self, slot: u32, key: Key, memory: Memory, done: Done) {
+        let (epoch, stamp) = {
+            let slots = self.core.slots.lock();
+            (slots.epoch(), slots.get(slot))
+        };
+        let (serial, checksum) = stamp.unwrap_or_default();
         let len = self.core.layout.block_bytes as u64;
-        let entry =
-            Entry { slot, key, priority: 0, epoch: 0, serial: 0, len, checksum: 0, origin: Vec::new() };
-        self.begin(false, entry, memory, done);
+        let entry = Entry { slot, key, priority: 0, epoch, serial, len, checksum, origin: Origin::default() };
+        self.submit(false, entry, memory, done);
     }
 
-    fn begin(&self, write: bool, entry: Entry, memory: Memory, done: Done) {
-        assert!(entry.slot < self.core.layout.slots, "there is no slot {}", entry.slot);
-        let core = Arc::clone(&self.core);
-        self.engine.submit(Operation { core, write, entry, memory, bounce: None, done: Some(done) });
+    fn submit(&self, write: bool, entry: Entry, memory: Memory, done: Done) {
+        let (core, told) = (Arc::clone(&self.core), Told::new(done));
+        self.engine.submit(Operation { core, write, entry, memory, bounce: None, told, failed_syncs: 0 });
     }
 
     /// A slot holds nothing that is wanted.
+    ///
+    /// # Panics
+    /// If there is no such slot.
     pub fn forget(&self, slot: u32) {
-        self.core.forget(slot);
+        let mut slots = self.core.slots.lock();
+        slots.forget(slot);
+        let instead = self.core.commits.push(slot, Change::Clear);
+        drop(slots);
+        self.core.left(instead);
     }
 
-    /// Forgets every block, so that none comes back however the process ends. Waits for the disk.
+    /// Forgets every block, so that none comes back however the process ends, or the power: that is synced whatever
+    /// else is not. Writes that are on their way are given up. Waits for the disk.
     ///
     /// # Errors
-    /// The disk failed. Blocks may come back if the store is opened again; until then none does.
+    /// The disk failed, or the store was stopped. Blocks may come back if it is opened again; until then none does.
     pub fn reset(&self) -> io::Result<()> {
         let core = &self.core;
-        let epoch = core.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut header = core.header.lock();
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(io::Error::other("the store was stopped"));
+        }
+        let epoch = core.slots.lock().begin_epoch();
+        *header = None;
         let written = recovery::write_epoch(&*core.entries, core.number, epoch);
-        let synced =
-            written.and_then(|()| if core.sync == Sync::None { Ok(()) } else { core.entries.sync() });
-        // Where that cannot be written the entries may still be cut off.
-        synced.or_else(|error| core.entries.set_len(0).and_then(|()| core.entries.sync()).map_err(|_| error))
+        match written.and_then(|()| core.entries.sync()) {
+            Ok(()) => *header = Some(epoch),
+            // Where that cannot be written the entries may still be cut off; the next commit writes it.
+            Err(error) => {
+                core.entries.set_len(0).and_then(|()| core.entries.sync()).map_err(|_| error)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes waiting or under way.
@@ -306,19 +363,28 @@ impl Store {
     }
 
     /// Takes no more, gives what is on its way `timeout` to end, gives up the rest, and ends the threads but for those
-    /// that the system does not answer. Calling it again does nothing.
+    /// that the system does not answer. Where all have ended the directory is free for another store. Calling it again
+    /// does nothing.
     pub fn stop(&self, timeout: Duration) {
         if self.process != std::process::id() {
             return; // its threads are in another process, and with them perhaps its locks
         }
         let deadline = Instant::now().checked_add(timeout);
         self.engine.stop(deadline);
-        let committed = self.core.commits.wait(deadline);
         self.core.commits.close();
+        let committed = self.core.commits.wait(deadline);
+        if !committed {
+            self.core.commits.give_up();
+        }
         if let Some(committer) = self.committer.lock().take()
             && committed
         {
-            _ = committer.join(); // it does not panic
+            _ = committer.join(); // it calls no function of others that may panic
+        }
+        if committed && self.engine.wait(Some(Instant::now())) {
+            let _nobody_writes = self.core.header.lock();
+            self.stopped.store(true, Ordering::Release);
+            drop(self.core.directory.lock().take());
         }
     }
 }
@@ -330,13 +396,28 @@ impl Drop for Store {
 }
 
 impl Core {
-    fn forget(&self, slot: u32) {
-        self.stamps.lock()[slot as usize] = Stamp::default();
-        self.commits.push(Change::Clear(slot));
+    /// Forgets what was written to a slot under this number, if nothing was since.
+    pub(crate) fn forget_one(&self, slot: u32, serial: u64) {
+        let mut slots = self.slots.lock();
+        if !slots.is_wanted(slot, serial) {
+            return;
+        }
+        slots.forget(slot);
+        let instead = self.commits.push(slot, Change::Clear);
+        drop(slots);
+        self.left(instead);
+    }
+
+    /// A change will not be committed: another one of its slot goes instead, or the store was stopped.
+    pub(crate) fn left(&self, change: Option<Change>) {
+        if let Some(Change::Put(put)) = change {
+            self.counters.undurable.fetch_add(1, Ordering::Relaxed);
+            drop(put); // whoever waits is told that it was given up
+        }
     }
 
     /// Takes space on the disk for a slot and those after it.
-    fn reserve(&self, slot: u32) -> io::Result<()> {
+    pub(crate) fn reserve(&self, slot: u32) -> io::Result<()> {
         let mut reserved = self.reserved.lock();
         if slot < *reserved {
             return Ok(());
@@ -354,103 +435,3 @@ impl Core {
         Ok(())
     }
 }
-
-impl Operation {
-    /// What is to be read or written, once; called in a thread that may take its time.
-    pub(crate) fn begin(&mut self) -> io::Result<Io> {
-        let core = Arc::clone(&self.core);
-        let block_bytes = core.layout.block_bytes;
-        let slot = self.entry.slot;
-        if self.write {
-            self.entry.serial = core.serial.fetch_add(1, Ordering::Relaxed);
-            core.stamps.lock()[slot as usize] = Stamp::default(); // from now on nobody knows what is there
-            // SAFETY: a block's bytes, which nobody writes to.
-            let payload = unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr(), block_bytes) };
-            self.entry.checksum = self.entry.checksum_of(payload);
-            core.reserve(slot)?;
-        } else {
-            let Stamp { epoch, serial, checksum } = core.stamps.lock()[slot as usize];
-            (self.entry.epoch, self.entry.serial, self.entry.checksum) = (epoch, serial, checksum);
-        }
-        let (mut start, mut len) = (self.memory.start, block_bytes);
-        if core.data.is_direct() {
-            len = core.layout.slot_bytes();
-            let aligned = start.as_ptr().addr().is_multiple_of(ALIGNMENT) && self.memory.room >= len;
-            if !aligned {
-                let mut pages = Pages::zeros(len);
-                if self.write {
-                    // SAFETY: a block's bytes, which nobody writes to.
-                    let payload = unsafe { std::slice::from_raw_parts(start.as_ptr(), block_bytes) };
-                    pages.bytes_mut()[..block_bytes].copy_from_slice(payload);
-                }
-                start = NonNull::from(self.bounce.insert(pages).bytes_mut()).cast();
-            }
-        }
-        Ok(Io { write: self.write, start, len, offset: core.layout.slot_at(slot) })
-    }
-
-    /// It was read or written; called in a thread that may take its time.
-    pub(crate) fn end(mut self, moved: io::Result<()>) {
-        let core = Arc::clone(&self.core);
-        let Some(done) = self.done.take() else { return };
-        if self.write { self.written(&core, moved, done) } else { done(self.read(&core, moved)) }
-    }
-
-    fn written(&mut self, core: &Core, moved: io::Result<()>, done: Done) {
-        let origin = std::mem::take(&mut self.entry.origin);
-        let entry = Entry { origin, ..self.entry.clone() };
-        if let Err(error) = moved {
-            core.counters.write_errors.fetch_add(1, Ordering::Relaxed);
-            core.commits.push(Change::Clear(entry.slot));
-            return done(Err(Failure::Io(error.to_string())));
-        }
-        core.counters.written.fetch_add(1, Ordering::Relaxed);
-        let Entry { slot, epoch, serial, checksum, .. } = entry;
-        core.stamps.lock()[slot as usize] = Stamp { epoch, serial, checksum };
-        let (now, later) = if core.sync == Sync::Always { (None, Some(done)) } else { (Some(done), None) };
-        core.commits.push(Change::Put(Box::new(entry), later));
-        if let Some(done) = now {
-            done(Ok(()));
-        }
-    }
-
-    fn read(&self, core: &Core, moved: io::Result<()>) -> Result<(), Failure> {
-        let counters = &core.counters;
-        match moved {
-            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
-                counters.read_errors.fetch_add(1, Ordering::Relaxed);
-                core.forget(self.entry.slot);
-                return Err(Failure::Io(error.to_string()));
-            }
-            Ok(()) if self.entry.serial != 0 && self.take() => {
-                counters.read.fetch_add(1, Ordering::Relaxed);
-                return Ok(());
-            }
-            _ => {}
-        }
-        counters.damaged.fetch_add(1, Ordering::Relaxed);
-        core.forget(self.entry.slot);
-        Err(Failure::Damaged)
-    }
-
-    /// Puts what was read where it is wanted. Gives whether it is the block.
-    fn take(&self) -> bool {
-        let block_bytes = self.core.layout.block_bytes;
-        // SAFETY: a block's bytes, which are this operation's alone.
-        let payload = unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), block_bytes) };
-        match &self.bounce {
-            None => self.entry.matches(payload),
-            Some(bounce) => {
-                let read = &bounce.bytes()[..block_bytes];
-                let matches = self.entry.matches(read);
-                if matches {
-                    payload.copy_from_slice(read);
-                }
-                matches
-            }
-        }
-    }
-}
-
-// SAFETY: addresses, to be used by whoever carries the operation out; see `Memory`.
-unsafe impl Send for Operation {}

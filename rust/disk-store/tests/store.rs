@@ -3,8 +3,9 @@
 mod scene;
 
 use disk_store::directory::{DATA, ENTRIES, OURS};
-use disk_store::store::{Failure, Sync};
-use scene::{Kind, Scene, at, payload};
+use disk_store::entry::Origin;
+use disk_store::store::{Block, Failure, Sync};
+use scene::{Kind, Scene, at, block, payload};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ fn blocks_come_back_byte_for_byte_also_after_the_store_was_closed() {
                 [(5, 0), (4, 1), (3, 2), (2, 3), (1, 4), (0, 5)],
                 "in the order of their writing"
             );
-            assert_eq!(again.found[2].origin, b"from 2");
+            assert_eq!(again.found[2].origin.content, b"from 2");
             for number in 0..6 {
                 assert_eq!(
                     scene.read(&again, 5 - number, u64::from(number)).unwrap(),
@@ -235,4 +236,21 @@ fn a_write_that_always_syncs_has_ended_when_it_is_durable() {
         scene.write(&store, 0, 0).unwrap();
         assert_eq!(at(&store.store.counters().durable), durable);
     }
+}
+
+#[test]
+fn blocks_are_found_in_the_order_of_their_last_use_and_what_is_deeper_before_what_is_above_it() {
+    let scene = Scene::new(Kind::Workers, 64, 16);
+    let store = scene.open();
+    // Two prefixes, written from their heads on: 1, 2, 3 and 11, 12; then 2 gets another successor, 4.
+    let written = [(1, 0, 0), (2, 1, 1), (3, 2, 2), (11, 0, 0), (12, 11, 1), (4, 2, 2)];
+    for (slot, (number, parent, position)) in written.into_iter().enumerate() {
+        let origin = Origin { parent, position, content: Vec::new() };
+        let block = Block { origin, ..block(slot as u32, number) };
+        scene.write_block(&store, number, block).unwrap();
+    }
+    drop(store);
+    let found: Vec<u64> = scene.open().found.iter().map(|entry| entry.key.hash).collect();
+    // 3 was used third, 12 and with it 11 fifth, 4 and with it 2 and 1 last.
+    assert_eq!(found, [3, 12, 11, 4, 2, 1]);
 }

@@ -5,7 +5,7 @@
 
 use crate::copy::CopyEngine;
 use crate::index::{IndexCounters, IndexFault, TierIndex};
-use crate::job::{Job, Offer, Outcome, TierKey};
+use crate::job::{Job, Offer, Origin, Outcome, TierKey};
 use crate::lanes::Lanes;
 use crate::mover::{Memory, Mover};
 use crate::shards::time_left;
@@ -89,7 +89,7 @@ pub struct BelowMetrics {
     /// Slots in all.
     pub slots: u32,
     /// Blocks that are being written or wait for it.
-    pub writes: usize,
+    pub writing: usize,
 }
 
 /// Counters and gauges.
@@ -218,7 +218,21 @@ impl TieredConnector {
     /// # Errors
     /// In a forked process.
     pub fn leading(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<(usize, usize), Closed> {
+        Ok(self.leading_in(&mut *self.lock()?, keys))
+    }
+
+    /// The same, but no more than one load can bring up: a block from below needs a unit, beside those of the others.
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn loadable(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
         let mut inner = self.lock()?;
+        let (here, below) = self.leading_in(&mut inner, keys);
+        let most = if below == 0 { usize::MAX } else { inner.index.available() as usize };
+        Ok(most.min(here + below))
+    }
+
+    fn leading_in(&self, inner: &mut Inner, keys: impl IntoIterator<Item = TierKey>) -> (usize, usize) {
         let (mut here, mut below) = (0, 0);
         let mut keys = keys.into_iter();
         while !inner.lost {
@@ -226,7 +240,7 @@ impl TieredConnector {
             here += found;
             let Some(key) = stop else { break };
             if inner.index.is_being_stored(&key) {
-                self.settle(&mut inner);
+                self.settle(inner);
             }
             match (inner.index.contains(&key), inner.comes_from_below(&key)) {
                 (true, _) => here += 1,
@@ -234,7 +248,7 @@ impl TieredConnector {
                 _ => break,
             }
         }
-        Ok((here, below))
+        (here, below)
     }
 
     /// Begins to read blocks into pages, all or none. `tag` names the copy in [`TieredConnector::take_finished`].
@@ -271,6 +285,20 @@ impl TieredConnector {
     /// # Errors
     /// A connector that takes no copies.
     pub fn offload(&self, blocks: &[Offer], after: Step, tag: Option<u64>) -> Result<Offered, Closed> {
+        self.offload_with(blocks, &|_| Origin::default(), after, tag)
+    }
+
+    /// The same, where `origin` tells of a block by its place among `blocks` where it comes from; a tier below keeps that.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn offload_with(
+        &self,
+        blocks: &[Offer],
+        origin: &dyn Fn(usize) -> Origin,
+        after: Step,
+        tag: Option<u64>,
+    ) -> Result<Offered, Closed> {
         let mut inner = unless_shut_down(self.lock()?)?;
         if (inner.index.available() as usize) < blocks.len() {
             self.settle(&mut inner);
@@ -281,9 +309,21 @@ impl TieredConnector {
             *dropped += blocks.len() as u64;
             return Ok(Offered::Dropped);
         }
+        let Inner { index, below, copying, .. } = &mut *inner;
         let parts = blocks.chunks(self.blocks_a_job);
-        let jobs: Vec<Job> = parts.filter_map(|part| inner.index.store(part, after)).collect();
-        Ok(Offered::Storing(self.begin(&mut inner, jobs, tag)))
+        let jobs: Vec<Job> = parts.filter_map(|part| index.store(part, after)).collect();
+        copying.extend(tag);
+        let (mut tasks, completion) = self.handoff.transfer(jobs, tag);
+        if let Some(below) = below {
+            let mut offered = blocks.iter().enumerate();
+            let mut origin = |page| {
+                let place = offered.find(|(_, offer)| offer.page == page); // both are in order
+                place.map(|(place, _)| origin(place)).unwrap_or_default()
+            };
+            tasks = tasks.into_iter().map(|task| below.behind(index, task, &mut origin)).collect();
+        }
+        self.mover.submit(tasks);
+        Ok(Offered::Storing(completion))
     }
 
     /// The blocks of these hashes, from the first of their prefix on, were used on the device.
@@ -365,11 +405,13 @@ impl TieredConnector {
 
     /// Waits until every block that was offered is where it will be found after a restart, or was dropped; false when
     /// `timeout` passes first. True at once where nothing survives.
-    pub fn flush(&self, timeout: Duration) -> bool {
+    ///
+    /// # Errors
+    /// In a forked process.
+    pub fn flush(&self, timeout: Duration) -> Result<bool, Closed> {
         let left = time_left(timeout);
-        let Ok(Some(vault)) = self.vault() else { return true };
-        // What has landed in host memory goes on to the tier below when the books are told.
-        self.drain(left()) && self.enter().is_ok() && vault.flush(left())
+        let Some(vault) = self.vault()? else { return Ok(true) };
+        Ok(self.drain(left()) && vault.flush(left()))
     }
 
     fn vault(&self) -> Result<Option<Arc<dyn Vault>>, Closed> {
@@ -420,16 +462,11 @@ impl TieredConnector {
     fn settle(&self, inner: &mut Inner) {
         let Ended { jobs, transfers } = self.handoff.take();
         let Inner { index, below, .. } = inner;
-        for (id, outcome) in jobs {
-            let landed =
-                below.as_ref().filter(|_| outcome == Outcome::Done).and_then(|_| index.stored_by(id));
-            index.apply(id, &outcome);
-            if let (Some(below), Some(units)) = (below.as_mut(), landed) {
-                below.write_behind(index, &units);
-            }
-        }
         if let Some(below) = below {
             below.settle(index);
+        }
+        for (id, outcome) in jobs {
+            index.apply(id, &outcome);
         }
         inner.transfers.extend(transfers);
     }

@@ -199,7 +199,9 @@ impl TierIndex {
 
     fn load_units(&mut self, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
         for &unit in &units {
-            self.slab.mark_reused(page(unit));
+            if self.holds(unit) {
+                self.slab.mark_reused(page(unit)); // one that is being filled is new
+            }
             self.slab.pin(page(unit));
         }
         self.job(Direction::Load, units, pages, after)

@@ -30,6 +30,8 @@ impl From<(TierKey, PageId)> for Offer {
     }
 }
 
+pub use disk_store::entry::Origin;
+
 /// A place for one block in a tier, counted from 0. On every shard it has the same number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct UnitId(pub u32);

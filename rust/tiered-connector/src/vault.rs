@@ -2,7 +2,7 @@
 
 use crate::host::Arena;
 use crate::index::TierIndex;
-use crate::job::{TierKey, UnitId};
+use crate::job::{Origin, TierKey, UnitId};
 use crate::transfer::Countdown;
 use block_pool::{EvictionPolicy, Priority};
 use disk_store::engine::best;
@@ -25,6 +25,8 @@ pub struct Move {
     pub unit: UnitId,
     /// How long to keep it.
     pub priority: u8,
+    /// Where it comes from, if it goes down.
+    pub origin: Origin,
 }
 
 /// Blocks that were not moved, and why each was not.
@@ -51,11 +53,11 @@ pub struct VaultCounters {
 /// Keeps blocks in slots. Units stay as they are while they are written, and are nobody else's while they are read
 /// into. Only `reset`, `flush` and `stop` wait.
 pub trait Vault: Send + Sync {
-    /// Blocks that are being written or wait for it.
-    fn writes(&self) -> usize;
+    /// A number that every reset changes.
+    fn epoch(&self) -> u64;
 
-    /// Copies units into slots.
-    fn write(&self, moves: Vec<Move>, told: Moved);
+    /// Copies units into slots, if there was no reset since `epoch`; gives the blocks up otherwise.
+    fn write(&self, epoch: u64, moves: Vec<Move>, told: Moved);
 
     /// Copies slots into units, those of blocks that were not read may hold anything then.
     fn read(&self, moves: Vec<Move>, told: Moved);
@@ -114,12 +116,17 @@ impl DiskVault {
         Ok((index, DiskVault { store, arena }))
     }
 
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Whether blocks go around the page cache.
     pub fn is_direct(&self) -> bool {
         self.store.is_direct()
     }
 
-    fn each(&self, moves: &[Move], told: Moved, begin: impl Fn(&Move, Memory, Done)) {
+    fn each(&self, moves: Vec<Move>, told: Moved, begin: impl Fn(Move, Memory, Done)) {
         let whole = Arc::new(Whole {
             left: Countdown::from(moves.len()),
             unmoved: Mutex::default(),
@@ -159,26 +166,23 @@ impl Whole {
     }
 }
 
-fn key(key: TierKey) -> Key {
-    Key { hash: key.hash, guard: key.guard }
-}
-
 impl Vault for DiskVault {
-    fn writes(&self) -> usize {
-        self.store.writes()
+    fn epoch(&self) -> u64 {
+        self.store.epoch()
     }
 
-    fn write(&self, moves: Vec<Move>, told: Moved) {
-        self.each(&moves, told, |one, memory, done| {
-            let block =
-                Block { slot: one.slot.0, key: key(one.key), priority: one.priority, origin: Vec::new() };
-            self.store.write(block, memory, done);
+    fn write(&self, epoch: u64, moves: Vec<Move>, told: Moved) {
+        self.each(moves, told, |one, memory, done| {
+            let Move { key: TierKey { hash, guard }, slot, priority, origin, .. } = one;
+            let block = Block { slot: slot.0, key: Key { hash, guard }, priority, origin };
+            self.store.write_since(epoch, block, memory, done);
         });
     }
 
     fn read(&self, moves: Vec<Move>, told: Moved) {
-        self.each(&moves, told, |one, memory, done| {
-            self.store.read(one.slot.0, key(one.key), memory, done);
+        self.each(moves, told, |one, memory, done| {
+            let TierKey { hash, guard } = one.key;
+            self.store.read(one.slot.0, Key { hash, guard }, memory, done);
         });
     }
 

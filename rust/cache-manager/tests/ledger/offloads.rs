@@ -1,10 +1,15 @@
 //! Blocks on their way to other tiers.
 
 use crate::common::{PAGE, claim, config, finish_copies, forward, private, prompt};
-use block_hash::{Algo, Guards, Token};
+use block_hash::{Algo, Chain, Guards, Token};
 use block_pool::{PageId, Priority};
-use cache_manager::{Ledger, LedgerConfig, NewSequence, SlotId, WritePolicy};
-use radix_tree::NamespaceKey;
+use cache_manager::{
+    BlockKey, CopyEnd, CopyJob, Ledger, LedgerConfig, NewSequence, OffloadJob, OuterTier, SlotId,
+    WritePolicy, content_bytes,
+};
+use completion::Completion;
+use radix_tree::{AdapterId, NamespaceKey};
+use tiered_connector::job::Origin;
 
 /// A prompt whose blocks go to other tiers.
 fn guarded(tokens: &[Token]) -> NewSequence {
@@ -95,4 +100,61 @@ fn a_reset_refuses_offloads_that_nobody_has_taken() {
     assert!(ledger.take_offloads().is_empty(), "it is of before the reset");
     assert_eq!((ledger.copies_in_flight(), ledger.counters().copies_refused), (0, 1));
     ledger.verify().unwrap();
+}
+
+/// A tier that only notes where blocks come from.
+#[derive(Default)]
+struct Origins(Vec<Origin>);
+
+impl OuterTier for Origins {
+    fn leading(&mut self, _: &mut dyn Iterator<Item = BlockKey>) -> usize {
+        0
+    }
+
+    fn load(&mut self, _: &[BlockKey], _: &CopyJob) -> Option<Completion> {
+        None
+    }
+
+    fn offload(&mut self, job: &OffloadJob, origin: &dyn Fn(usize) -> Origin) -> bool {
+        self.0.extend((0..job.keys.len()).map(origin));
+        false
+    }
+
+    fn touch(&mut self, _: &[u64]) {}
+
+    fn take_ended(&mut self) -> Vec<(u64, CopyEnd)> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_tier_is_told_what_each_block_was_made_of() {
+    let adapter = Some(AdapterId::Name("ab".into()));
+    let namespace = NamespaceKey { adapter, generation: 3, ..NamespaceKey::default() };
+    let root = namespace.root(None);
+    let guards = Some(Guards::new(Algo::AHash64, &root, &[0; 32]));
+    let chain = Chain::new(Algo::AHash64, &root);
+    let tokens = vec![1, 2, 3, 4, 5, 6, 7, -8, 9];
+    let mut request = NewSequence { guards, ..NewSequence::new(tokens, 64, namespace, chain) };
+    request.hash_prompt(PAGE);
+    let first = request.chain.keys()[0];
+    let mut ledger = Ledger::new(config(4));
+    let slot = claim(&mut ledger, request);
+    forward(&mut ledger, slot);
+
+    let mut tier = Origins::default();
+    ledger.offload_to(&mut tier).unwrap();
+
+    let content = |tokens: [i32; 4]| {
+        let tokens = tokens.map(i32::to_le_bytes).concat();
+        let adapter = b"\x02\x02\0\0\0ab\x03\0\0\0\0\0\0\0";
+        [b"\x04\0\0\0", &tokens[..], b"\0\0\0\0", adapter].concat()
+    };
+    let expected = [
+        Origin { parent: 0, position: 0, content: content([1, 2, 3, 4]) },
+        Origin { parent: first, position: 1, content: content([5, 6, 7, -8]) },
+    ];
+    assert_eq!(tier.0, expected);
+    assert!(tier.0.iter().all(|origin| origin.content.len() <= content_bytes(PAGE)));
+    assert_eq!(ledger.copies_in_flight(), 0, "it took nothing");
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tiered_connector::connector::{Closed, NoUnits, TieredConnector};
-use tiered_connector::job::{Direction, TierKey, UnitId};
+use tiered_connector::job::{Direction, Origin, TierKey, UnitId};
 
 /// Longest wait for copies that nothing holds up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -163,8 +163,9 @@ impl OuterTier for Threads {
         Some(begun)
     }
 
-    fn offload(&mut self, job: &OffloadJob) -> bool {
-        let takes = !self.random.one_in(self.is_refused) && OuterTier::offload(&mut &self.connector, job);
+    fn offload(&mut self, job: &OffloadJob, origin: &dyn Fn(usize) -> Origin) -> bool {
+        let takes =
+            !self.random.one_in(self.is_refused) && OuterTier::offload(&mut &self.connector, job, origin);
         if takes {
             self.blocks.0 += job.keys.len() as u64;
             self.in_flight.insert(job.copy.id.0);

@@ -11,7 +11,7 @@ use cache_manager::{BlockKey, CopyEnd, CopyJob, Ledger, LedgerConfig, OffloadJob
 use completion::{Completer, Completion, pending};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tiered_connector::index::TierIndex;
-use tiered_connector::job::{Direction, Job, Offer, Outcome, TierKey, UnitId};
+use tiered_connector::job::{Direction, Job, Offer, Origin, Outcome, TierKey, UnitId};
 
 /// A copy that the ledger began, of one job or several.
 struct Transfer {
@@ -218,8 +218,8 @@ impl OuterTier for Tier {
         Some(completion)
     }
 
-    fn offload(&mut self, job: &OffloadJob) -> bool {
-        let OffloadJob { keys, priorities, copy: job } = job;
+    fn offload(&mut self, job: &OffloadJob, _origin: &dyn Fn(usize) -> Origin) -> bool {
+        let OffloadJob { keys, priorities, copy: job, .. } = job;
         self.enter();
         let (demotes, least) = match self.write_policy {
             WritePolicy::OnEvict { min_priority } => (true, min_priority),

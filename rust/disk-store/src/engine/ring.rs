@@ -1,12 +1,15 @@
 //! The kernel's ring: one thread keeps many reads and writes on their way.
 
-use super::{Engine, Io, Operation, Queue};
+use super::{Engine, Operation, Queue, carry_out};
 use crate::file::{BlockFile, is_refusal};
+use crate::operation::Io;
+use crate::store::Failure;
 use io_uring::{IoUring, opcode, types};
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,7 +17,7 @@ use std::time::Instant;
 
 /// What names the read of the bell among the operations.
 const BELL: u64 = u64::MAX;
-/// Operations begin at once when so many bytes of them are ready; begun together they cost less.
+/// The kernel is given operations when so many bytes of them are ready; together they cost less.
 const TOGETHER: usize = 128 << 10;
 
 /// A ring, and its thread.
@@ -35,16 +38,16 @@ impl Ring {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let ring = IoUring::new((depth + 1).next_power_of_two().max(2) as u32)?;
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let queue: Arc<Queue> = Arc::default();
         let on_its_way = (0..depth).map(|_| None).collect();
         let mut lane = Lane {
             ring,
             file,
             bell: Arc::clone(&bell),
-            rung: Box::new(0),
             free: (0..depth).collect(),
             on_its_way,
+            ended: VecDeque::new(),
             queue: Arc::clone(&queue),
         };
         let thread = std::thread::Builder::new().name("pk-disk-0".into()).spawn(move || lane.work())?;
@@ -87,11 +90,11 @@ struct Lane {
     ring: IoUring,
     file: Arc<dyn BlockFile>,
     bell: Arc<OwnedFd>,
-    /// Where the kernel writes how often the bell was rung.
-    rung: Box<u64>,
     /// Places in `on_its_way` that are free.
     free: Vec<usize>,
     on_its_way: Vec<Option<(Operation, Io)>>,
+    /// What the kernel is done with, and what it says.
+    ended: VecDeque<(Operation, Io, i32)>,
     queue: Arc<Queue>,
 }
 
@@ -99,60 +102,70 @@ impl Lane {
     fn work(&mut self) {
         self.listen();
         loop {
-            let mut ready = 0;
-            while !self.free.is_empty() {
-                let idle = self.free.len() == self.on_its_way.len();
-                let next = if idle { self.queue.next() } else { self.queue.try_next() };
-                let Some(operation) = next else {
-                    if idle {
-                        return; // there will be none
-                    }
-                    break;
-                };
-                ready += self.begin(operation);
-                if ready >= TOGETHER {
-                    _ = self.ring.submit();
-                    ready = 0;
+            self.take_ends();
+            // The kernel first has something to do while checksums are made here.
+            let begun = self.begin_some();
+            if let Some((operation, io, result)) = self.ended.pop_front() {
+                self.end(operation, || Ok(self.moved(&io, result)?));
+            } else if !begun && self.free.len() == self.on_its_way.len() {
+                match self.queue.next() {
+                    Some(operation) => _ = self.begin(operation),
+                    None => return, // there will be none
                 }
-            }
-            match self.ring.submit_and_wait(1) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => std::thread::yield_now(),
-                _ => self.take_ends(),
+            } else if !begun && self.ring.submit_and_wait(1).is_err() {
+                std::thread::yield_now(); // a signal, or the kernel has too much to do
             }
         }
     }
 
+    /// Begins some of what has a place. Gives whether there was any.
+    fn begin_some(&mut self) -> bool {
+        let (mut begun, mut bytes) = (false, 0);
+        while bytes < TOGETHER && !self.free.is_empty() {
+            let Some(operation) = self.queue.try_next() else { break };
+            bytes += self.begin(operation);
+            begun = true;
+        }
+        if bytes > 0 {
+            _ = self.ring.submit(); // what it does not take now it takes the next time
+        }
+        begun
+    }
+
     /// Asks the kernel to end its wait when the bell is rung.
     fn listen(&mut self) {
-        let bell = types::Fd(self.bell.as_raw_fd());
-        let read =
-            opcode::Read::new(bell, std::ptr::from_mut(&mut *self.rung).cast(), size_of::<u64>() as u32);
-        // SAFETY: the number and the bell live as long as the ring, and nobody else uses the number.
-        _ = unsafe { self.ring.submission().push(&read.build().user_data(BELL)) };
+        let bell = opcode::PollAdd::new(types::Fd(self.bell.as_raw_fd()), PollFlags::IN.bits().into());
+        // SAFETY: the bell lives as long as the ring, and no memory is asked for. There is room: see `ask`.
+        _ = unsafe { self.ring.submission().push(&bell.build().user_data(BELL)) };
     }
 
     /// Begins an operation. Gives its bytes.
     fn begin(&mut self, mut operation: Operation) -> usize {
         let begun = catch_unwind(AssertUnwindSafe(|| operation.begin()));
-        match begun.unwrap_or_else(|_| Err(io::Error::other("the copy panicked"))) {
-            Err(error) => {
-                self.end(operation, Err(error));
+        match begun.unwrap_or_else(|_| Err(Failure::Io("the copy panicked".into()))) {
+            Err(failure) => {
+                self.end(operation, || Err(failure));
                 0
             }
-            Ok(io) => {
-                let len = io.len;
-                let Some(place) = self.free.pop() else { return 0 };
-                self.ask(place, &io);
-                self.on_its_way[place] = Some((operation, io));
-                len
-            }
+            Ok(io) => match (self.file.descriptor(io.start.as_ptr().addr(), io.len), self.free.pop()) {
+                (Some(file), Some(place)) => {
+                    let len = io.len;
+                    self.ask(file, place, &io);
+                    self.on_its_way[place] = Some((operation, io));
+                    len
+                }
+                (_, place) => {
+                    self.free.extend(place);
+                    self.end(operation, || Ok(carry_out(&*self.file, &io, 0)?));
+                    0
+                }
+            },
         }
     }
 
     /// Asks the kernel to read or write.
-    fn ask(&mut self, place: usize, io: &Io) {
-        let Some(descriptor) = self.file.descriptor(io.start.as_ptr().addr(), io.len) else { return };
-        let (file, len) = (types::Fd(descriptor), io.len as u32);
+    fn ask(&mut self, file: RawFd, place: usize, io: &Io) {
+        let (file, len) = (types::Fd(file), io.len as u32);
         let entry = if io.write {
             opcode::Write::new(file, io.start.as_ptr(), len).offset(io.offset).build()
         } else {
@@ -163,50 +176,44 @@ impl Lane {
         _ = unsafe { self.ring.submission().push(&entry.user_data(place as u64)) };
     }
 
+    /// Frees the places of what the kernel is done with.
     fn take_ends(&mut self) {
         let ends: Vec<(u64, i32)> =
             self.ring.completion().map(|end| (end.user_data(), end.result())).collect();
         for (name, result) in ends {
             if name == BELL {
+                _ = rustix::io::read(&*self.bell, &mut [0; 8]);
                 self.listen();
                 continue;
             }
             let place = name as usize;
             let Some((operation, io)) = self.on_its_way[place].take() else { continue };
-            let moved = match usize::try_from(result) {
-                Ok(moved) if moved == io.len => Ok(()),
-                Ok(moved) => self.the_rest(&io, moved),
-                Err(_) => {
-                    let error = io::Error::from_raw_os_error(-result);
-                    if is_refusal(&error) && self.file.is_direct() {
-                        self.file.give_up_direct();
-                    }
-                    let transient =
-                        matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
-                    if transient || is_refusal(&error) { self.the_rest(&io, 0) } else { Err(error) }
-                }
-            };
             self.free.push(place);
-            self.end(operation, moved);
+            self.ended.push_back((operation, io, result));
         }
     }
 
-    /// Reads or writes here what the kernel left.
-    fn the_rest(&self, io: &Io, moved: usize) -> io::Result<()> {
-        // SAFETY: the operation's memory, as before.
-        unsafe {
-            let (start, len) = (io.start.as_ptr().add(moved), io.len - moved);
-            if io.write {
-                self.file.write(std::slice::from_raw_parts(start, len), io.offset + moved as u64)
-            } else {
-                self.file.read(std::slice::from_raw_parts_mut(start, len), io.offset + moved as u64)
+    /// What became of an operation of which the kernel says `result`. Does here what it left.
+    fn moved(&self, io: &Io, result: i32) -> io::Result<()> {
+        match usize::try_from(result) {
+            Ok(moved) if moved == io.len => Ok(()),
+            Ok(moved) => carry_out(&*self.file, io, moved),
+            Err(_) => {
+                let error = io::Error::from_raw_os_error(-result);
+                if is_refusal(&error) {
+                    self.file.give_up_direct();
+                }
+                let transient =
+                    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+                if transient || is_refusal(&error) { carry_out(&*self.file, io, 0) } else { Err(error) }
             }
         }
     }
 
-    fn end(&self, operation: Operation, moved: io::Result<()>) {
+    /// Ends an operation. Where a file panics it is given up.
+    fn end(&self, operation: Operation, moved: impl FnOnce() -> Result<(), Failure>) {
         let write = operation.write;
-        _ = catch_unwind(AssertUnwindSafe(|| operation.end(moved)));
+        _ = catch_unwind(AssertUnwindSafe(|| operation.end(moved())));
         self.queue.ended(write);
     }
 }

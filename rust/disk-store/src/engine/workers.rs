@@ -1,6 +1,6 @@
 //! Threads that read and write, one operation each at a time.
 
-use super::{Engine, Io, Operation, Queue};
+use super::{Engine, Operation, Queue, carry_out};
 use crate::file::BlockFile;
 use parking_lot::Mutex;
 use std::io;
@@ -41,23 +41,12 @@ impl Workers {
 fn work(queue: &Queue, file: &dyn BlockFile) {
     while let Some(mut operation) = queue.next() {
         let write = operation.write;
-        // Only functions of others can panic here, which were told then.
+        // Where a file panics the operation is given up.
         _ = catch_unwind(AssertUnwindSafe(|| {
-            let moved = operation.begin().and_then(|io| carry_out(file, &io));
+            let moved = operation.begin().and_then(|io| Ok(carry_out(file, &io, 0)?));
             operation.end(moved);
         }));
         queue.ended(write);
-    }
-}
-
-fn carry_out(file: &dyn BlockFile, io: &Io) -> io::Result<()> {
-    // SAFETY: the operation's memory, which is its own to read or to write until it ends.
-    unsafe {
-        if io.write {
-            file.write(std::slice::from_raw_parts(io.start.as_ptr(), io.len), io.offset)
-        } else {
-            file.read(std::slice::from_raw_parts_mut(io.start.as_ptr(), io.len), io.offset)
-        }
     }
 }
 

@@ -4,10 +4,10 @@
 
 use disk_store::directory::Directory;
 use disk_store::engine::{Engine, Ring, Workers};
-use disk_store::entry::{Entry, Key};
+use disk_store::entry::{Entry, Key, Origin};
 use disk_store::file::{BlockFile, Pages};
 use disk_store::store::{Block, Failure, Files, Layout, Memory, Store, Sync};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,12 @@ pub(crate) const NUMBER: u64 = 0x1234_5678_9abc_def0;
 
 impl Scene {
     pub(crate) fn new(kind: Kind, block_bytes: usize, slots: u32) -> Scene {
-        let directory = tempfile::tempdir().unwrap();
+        Scene::within(&std::env::temp_dir(), kind, block_bytes, slots)
+    }
+
+    /// A store in a directory of its own on some file system.
+    pub(crate) fn within(place: &Path, kind: Kind, block_bytes: usize, slots: u32) -> Scene {
+        let directory = tempfile::tempdir_in(place).unwrap();
         Scene { kind, block_bytes, slots, sync: Sync::Batch, shift: 0, directory }
     }
 
@@ -58,7 +63,7 @@ impl Scene {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout { block_bytes: self.block_bytes, origin_bytes: 32, slots: self.slots }
+        Layout { block_bytes: self.block_bytes, content_bytes: 32, slots: self.slots }
     }
 
     pub(crate) fn open(&self) -> Opened {
@@ -69,12 +74,16 @@ impl Scene {
     }
 
     pub(crate) fn write(&self, opened: &Opened, slot: u32, number: u64) -> Result<(), Failure> {
+        self.write_block(opened, number, block(slot, number))
+    }
+
+    pub(crate) fn write_block(&self, opened: &Opened, number: u64, block: Block) -> Result<(), Failure> {
         let (sent, ended) = mpsc::channel();
         let mut pages = self.memory();
         pages.bytes_mut()[self.shift..self.shift + self.block_bytes]
             .copy_from_slice(&payload(number, self.block_bytes));
         let memory = self.address(&mut pages);
-        opened.store.write(block(slot, number), memory, Box::new(move |end| _ = sent.send(end)));
+        opened.store.write(block, memory, Box::new(move |end| _ = sent.send(end)));
         let end = ended.recv().unwrap();
         drop(pages);
         end
@@ -115,7 +124,12 @@ pub(crate) fn key(number: u64) -> Key {
 }
 
 pub(crate) fn block(slot: u32, number: u64) -> Block {
-    Block { slot, key: key(number), priority: 50, origin: format!("from {number}").into_bytes() }
+    Block {
+        slot,
+        key: key(number),
+        priority: 50,
+        origin: Origin { content: format!("from {number}").into_bytes(), ..Origin::default() },
+    }
 }
 
 /// Bytes that no other block has.

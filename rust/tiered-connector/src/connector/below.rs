@@ -1,16 +1,22 @@
-//! The tier below the host: blocks are written to it behind the host's back, and come up through host units.
+//! The tier below the host: blocks go on to it when they have come to the host, and come up through host units.
+//!
+//! Both are planned when a call asks for the first copy, and go on without another call: the thread that ends the first
+//! copy begins the second.
 
 use super::BelowMetrics;
 use crate::index::TierIndex;
-use crate::job::{Job, JobId, Outcome, TierKey, UnitId};
+use crate::job::{Job, JobId, Origin, Outcome, TierKey, UnitId};
 use crate::mover::{Mover, Task};
 use crate::vault::{Move, Unmoved, Vault};
 use block_pool::{PageId, Priority, Step};
 use disk_store::store::Failure;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+#[cfg(test)]
+mod tests;
 
 /// Bytes of one list of moves: blocks are found as they land.
 const MOVE_BYTES: usize = 1 << 20;
@@ -24,8 +30,10 @@ pub(super) struct Below {
     fills: HashMap<UnitId, Arc<Fill>>,
     ended: Arc<EndedMoves>,
     blocks_a_move: usize,
-    /// Most blocks that may wait to be written: the host keeps their units.
-    most_writes: usize,
+    /// Blocks that are being written or wait for it: the host keeps their units.
+    writing: usize,
+    /// Most of them.
+    most_writing: usize,
     /// Blocks that were not written because so many waited.
     dropped_busy: u64,
 }
@@ -33,27 +41,29 @@ pub(super) struct Below {
 /// Lists of moves that have ended and that the index has not been told of.
 #[derive(Default)]
 struct EndedMoves {
-    list: Mutex<Vec<EndedMove>>,
+    list: Mutex<Vec<(Moves, Unmoved)>>,
     any: AtomicBool,
 }
 
-struct EndedMove {
+/// Moves that were begun together.
+struct Moves {
     /// The job of the index below.
     below: JobId,
     /// The job of the host's index.
     host: JobId,
-    unmoved: Unmoved,
-    /// What was filled, if the moves went up.
+    /// The slot and the unit of each.
+    places: Vec<(UnitId, UnitId)>,
+    /// What is filled, if they go up.
     fill: Option<Arc<Fill>>,
 }
 
 impl EndedMoves {
-    fn push(&self, ended: EndedMove) {
-        self.list.lock().push(ended);
+    fn push(&self, moves: Moves, unmoved: Unmoved) {
+        self.list.lock().push((moves, unmoved));
         self.any.store(true, Ordering::Release);
     }
 
-    fn take(&self) -> Vec<EndedMove> {
+    fn take(&self) -> Vec<(Moves, Unmoved)> {
         if self.any.swap(false, Ordering::Acquire) {
             std::mem::take(&mut *self.list.lock())
         } else {
@@ -64,7 +74,6 @@ impl EndedMoves {
 
 /// Units that are being filled together, and the copies from them that wait for that.
 struct Fill {
-    units: Vec<UnitId>,
     waiting: Mutex<Waiting>,
 }
 
@@ -99,21 +108,47 @@ fn go_on(tasks: Vec<Arc<dyn Task>>, failed: Option<&str>, mover: &dyn Mover) {
     }
 }
 
+/// A copy to the host, and the writes that follow it.
+struct Behind {
+    task: Arc<dyn Task>,
+    /// That of the vault when it was planned.
+    epoch: u64,
+    writes: Mutex<Vec<(Moves, Vec<Move>)>>,
+    vault: Arc<dyn Vault>,
+    ended: Arc<EndedMoves>,
+}
+
+impl Task for Behind {
+    fn job(&self) -> &Job {
+        self.task.job()
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.task.is_cancelled()
+    }
+
+    fn end(&self, outcome: Outcome) {
+        for (begun, moves) in std::mem::take(&mut *self.writes.lock()) {
+            let ended = Arc::clone(&self.ended);
+            if outcome == Outcome::Done {
+                let told = move |unmoved| ended.push(begun, unmoved);
+                self.vault.write(self.epoch, moves, Box::new(told));
+            } else {
+                let unmoved = moves.into_iter().map(|one| (one.slot, Failure::GivenUp)).collect();
+                ended.push(begun, unmoved);
+            }
+        }
+        self.task.end(outcome);
+    }
+}
+
 /// The jobs of a load, and what has to come before some of them.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) jobs: Vec<Job>,
     /// What each job waits for.
     after: Vec<Option<Arc<Fill>>>,
-    reads: Vec<Read>,
-}
-
-/// Moves that fill units.
-struct Read {
-    below: JobId,
-    host: JobId,
-    moves: Vec<Move>,
-    fill: Arc<Fill>,
+    reads: Vec<(Moves, Vec<Move>)>,
 }
 
 /// Where a block of a load is read.
@@ -143,7 +178,8 @@ impl Below {
             fills: HashMap::new(),
             ended: Arc::default(),
             blocks_a_move: (MOVE_BYTES / unit_bytes.max(1)).clamp(1, super::JOB_BLOCKS),
-            most_writes: (host_units as usize / 2).max(1),
+            writing: 0,
+            most_writing: (host_units as usize / 2).max(1),
             dropped_busy: 0,
         }
     }
@@ -155,42 +191,67 @@ impl Below {
             dropped_busy: self.dropped_busy,
             blocks: self.index.blocks(),
             slots: self.index.total(),
-            writes: self.vault.writes(),
+            writing: self.writing,
         }
     }
 
-    /// Tells both indices of moves that have ended.
+    /// Tells both indices of moves that have ended. Each block ends by itself: what was moved is found.
     pub(super) fn settle(&mut self, host: &mut TierIndex) {
-        for EndedMove { below, host: of_host, unmoved, fill } in self.ended.take() {
-            let failed = unmoved.first().map(|(_, why)| Outcome::Failed(why.to_string()));
-            let outcome = failed.unwrap_or(Outcome::Done);
-            self.index.apply(below, &outcome);
-            host.apply(of_host, &outcome);
-            let Some(fill) = fill else { continue };
+        for (Moves { below, host: of_host, places, fill }, unmoved) in self.ended.take() {
+            let failed: HashSet<UnitId> = unmoved.iter().map(|&(slot, _)| slot).collect();
+            self.index.fail(below, &failed);
+            self.index.apply(below, &Outcome::Done);
+            if fill.is_none() {
+                self.writing -= places.len();
+                host.apply(of_host, &Outcome::Done);
+                continue;
+            }
+            let units = places.iter().filter(|(slot, _)| failed.contains(slot)).map(|&(_, unit)| unit);
+            host.fail(of_host, &units.collect());
+            host.apply(of_host, &Outcome::Done);
+            for (_, unit) in &places {
+                self.fills.remove(unit);
+            }
             for (slot, why) in &unmoved {
                 if *why != Failure::GivenUp {
                     self.index.forget(*slot);
                 }
             }
-            for unit in &fill.units {
-                self.fills.remove(unit);
-            }
         }
     }
 
-    /// Blocks have come to these units of the host from the device: they are written to the tier below, too.
-    pub(super) fn write_behind(&mut self, host: &mut TierIndex, units: &[UnitId]) {
-        let room = self.most_writes.saturating_sub(self.vault.writes());
-        let (units, rest) = units.split_at(units.len().min(room));
+    /// Plans to write the blocks, too, that `task` brings to the host. Gives a task that does both. `origin` tells of a
+    /// page where its block comes from.
+    pub(super) fn behind(
+        &mut self,
+        host: &mut TierIndex,
+        task: Arc<dyn Task>,
+        mut origin: impl FnMut(PageId) -> Origin,
+    ) -> Arc<dyn Task> {
+        let Job { units, pages, .. } = task.job();
+        if self.writing + units.len() > self.most_writing {
+            self.settle(host);
+        }
+        let (units, rest) = units.split_at(units.len().min(self.most_writing - self.writing));
         self.dropped_busy += rest.len() as u64;
+        let page_of: HashMap<UnitId, PageId> = units.iter().copied().zip(pages.iter().copied()).collect();
+        let mut writes = Vec::new();
         for part in host.offers(units).chunks(self.blocks_a_move) {
             let Some(Job { id, units: slots, pages, .. }) = self.index.store(part, Step(0)) else { continue };
             let units: Vec<UnitId> = pages.iter().map(|page| UnitId(page.0 - 1)).collect();
-            let moves = moves(host, &slots, &units);
-            let (held, ended) = (host.hold(&units), Arc::clone(&self.ended));
-            let told = move |unmoved| ended.push(EndedMove { below: id, host: held, unmoved, fill: None });
-            self.vault.write(moves, Box::new(told));
+            self.writing += units.len();
+            let mut moves = moves(host, &slots, &units);
+            for one in &mut moves {
+                one.origin = origin(page_of[&one.unit]);
+            }
+            let places = slots.into_iter().zip(units.iter().copied()).collect();
+            writes.push((Moves { below: id, host: host.hold(&units), places, fill: None }, moves));
         }
+        if writes.is_empty() {
+            return task;
+        }
+        let (vault, ended) = (Arc::clone(&self.vault), Arc::clone(&self.ended));
+        Arc::new(Behind { task, epoch: vault.epoch(), writes: Mutex::new(writes), vault, ended })
     }
 
     /// Where a block would be read; `None` if it is nowhere.
@@ -243,11 +304,12 @@ impl Below {
                 plan.after.push(fill.clone());
             }
         }
-        for blocks in from_below {
-            if !self.plan_fill(host, blocks, after, &mut plan) {
-                self.withdraw(host, plan);
-                return None;
-            }
+        let wanted: usize = from_below.iter().map(|blocks| blocks.len()).sum();
+        let filled = wanted <= host.available() as usize
+            && from_below.into_iter().all(|blocks| self.plan_fill(host, blocks, after, &mut plan));
+        if !filled {
+            self.withdraw(host, plan);
+            return None;
         }
         Some(plan)
     }
@@ -265,12 +327,13 @@ impl Below {
             blocks.iter().zip(&slots).map(|(&(key, _), &slot)| (key, self.index.priority(slot))).collect();
         let Some((filling, units)) = host.fill(&wanted) else { return false };
         let below = self.index.load_from(slots.clone(), Vec::new(), Step(0)).id;
-        let fill = Arc::new(Fill { units: units.clone(), waiting: Mutex::new(Waiting::Tasks(Vec::new())) });
+        let fill = Arc::new(Fill { waiting: Mutex::new(Waiting::Tasks(Vec::new())) });
         self.fills.extend(units.iter().map(|&unit| (unit, Arc::clone(&fill))));
         let moves = moves(host, &slots, &units);
+        let places = slots.into_iter().zip(units.iter().copied()).collect();
         plan.jobs.push(host.load_from(units, pages_of(blocks), after));
         plan.after.push(Some(Arc::clone(&fill)));
-        plan.reads.push(Read { below, host: filling, moves, fill });
+        plan.reads.push((Moves { below, host: filling, places, fill: Some(fill) }, moves));
         true
     }
 
@@ -279,10 +342,10 @@ impl Below {
         for job in plan.jobs.into_iter().rev() {
             host.withdraw(job.id);
         }
-        for Read { below, host: filling, fill, .. } in plan.reads {
+        for (Moves { below, host: filling, places, .. }, _) in plan.reads {
             self.index.withdraw(below);
             host.apply(filling, &Outcome::Cancelled);
-            for unit in &fill.units {
+            for (_, unit) in &places {
                 self.fills.remove(unit);
             }
         }
@@ -298,12 +361,15 @@ impl Below {
             }
         }
         mover.submit(now);
-        for Read { below, host, moves, fill } in plan.reads {
+        for (begun, moves) in plan.reads {
             let (ended, mover) = (Arc::clone(&self.ended), Arc::clone(mover));
             let told = move |unmoved: Unmoved| {
                 let failed = unmoved.first().map(|(_, why)| why.to_string());
-                ended.push(EndedMove { below, host, unmoved, fill: Some(Arc::clone(&fill)) });
-                fill.end(failed.as_deref(), &*mover); // after the books can be told: who waits may ask at once
+                let fill = begun.fill.clone();
+                ended.push(begun, unmoved); // first: who waits may ask at once
+                if let Some(fill) = fill {
+                    fill.end(failed.as_deref(), &*mover);
+                }
             };
             self.vault.read(moves, Box::new(told));
         }
@@ -321,6 +387,7 @@ fn moves(host: &TierIndex, slots: &[UnitId], units: &[UnitId]) -> Vec<Move> {
         slot,
         unit,
         priority: offer.priority.level(),
+        origin: Origin::default(),
     };
     offers.zip(slots).zip(units).map(one).collect()
 }

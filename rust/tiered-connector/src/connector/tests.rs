@@ -4,17 +4,18 @@ use crate::host::Arena;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-const PAGE: usize = 32;
-const WAIT: Option<Duration> = Some(Duration::from_secs(10));
+pub(super) const PAGE: usize = 32;
+pub(super) const WAIT: Option<Duration> = Some(Duration::from_secs(10));
 
 /// A connector over a pool that the test reads and writes while nothing is copied.
-struct Scene {
-    connector: TieredConnector,
+pub(super) struct Scene {
+    pub(super) connector: TieredConnector,
+    pub(super) arena: Arc<Arena>,
     pool: NonNull<u8>,
     pages: usize,
 }
 
-fn key(number: u64) -> TierKey {
+pub(super) fn key(number: u64) -> TierKey {
     TierKey { hash: number, guard: [number as u8; 16] }
 }
 
@@ -23,7 +24,7 @@ fn offers(blocks: &[(TierKey, PageId)]) -> Vec<Offer> {
 }
 
 impl Scene {
-    fn new(pages: usize, units: u32) -> Scene {
+    pub(super) fn new(pages: usize, units: u32) -> Scene {
         Scene::with_policy(pages, units, EvictionPolicy::PriorityLru)
     }
 
@@ -33,9 +34,10 @@ impl Scene {
         // SAFETY: leaked; the tests touch a page only while no copy does.
         let region =
             unsafe { Region::new(pool, pages * PAGE, pages, PAGE, vec![Piece { offset: 0, len: PAGE }]) };
-        let engine = CpuEngine::new(vec![region.unwrap()], Arc::new(Arena::new(units, PAGE).unwrap()));
+        let arena = Arc::new(Arena::new(units, PAGE).unwrap());
+        let engine = CpuEngine::new(vec![region.unwrap()], Arc::clone(&arena));
         let connector = TieredConnector::new(units, PAGE, policy, 2, Box::new(engine)).unwrap();
-        Scene { connector, pool, pages }
+        Scene { connector, arena, pool, pages }
     }
 
     fn byte(&self, page: u32, byte: usize) -> *mut u8 {
@@ -44,12 +46,12 @@ impl Scene {
         unsafe { self.pool.as_ptr().add(page as usize * PAGE + byte) }
     }
 
-    fn fill(&self, page: u32, value: u8) {
+    pub(super) fn fill(&self, page: u32, value: u8) {
         // SAFETY: inside the pool, and nothing is copied now.
         (0..PAGE).for_each(|byte| unsafe { self.byte(page, byte).write(value) });
     }
 
-    fn is(&self, page: u32, value: u8) -> bool {
+    pub(super) fn is(&self, page: u32, value: u8) -> bool {
         // SAFETY: as above.
         (0..PAGE).all(|byte| unsafe { self.byte(page, byte).read() } == value)
     }
@@ -59,7 +61,7 @@ impl Scene {
     }
 
     /// Stores blocks of these numbers from page 1, to the end; the index is not told.
-    fn store(&self, numbers: &[u64]) {
+    pub(super) fn store(&self, numbers: &[u64]) {
         let blocks: Vec<_> = numbers.iter().map(|&number| (key(number), PageId(1))).collect();
         let Offered::Storing(stored) = self.offload(&blocks) else { panic!("there is room") };
         assert_eq!(stored.wait(WAIT), Some(completion::Outcome::Done));
@@ -71,7 +73,7 @@ impl Scene {
         assert_eq!(loaded.wait(WAIT), Some(completion::Outcome::Done));
     }
 
-    fn has(&self, numbers: &[u64]) -> Vec<bool> {
+    pub(super) fn has(&self, numbers: &[u64]) -> Vec<bool> {
         let keys: Vec<TierKey> = numbers.iter().map(|&number| key(number)).collect();
         self.connector.lookup(&keys).unwrap()
     }

@@ -1,8 +1,9 @@
 //! Blocks that pass between this tier and another: units that are read for it, and units that are filled from it.
 
 use super::{InFlight, TierIndex, Use, page};
-use crate::job::{Job, JobId, Offer, TierKey, UnitId};
+use crate::job::{Job, JobId, Offer, Outcome, TierKey, UnitId};
 use block_pool::{NodeLink, PageId, Priority, Step};
+use std::collections::HashSet;
 
 #[cfg(test)]
 mod tests;
@@ -26,10 +27,12 @@ impl TierIndex {
         self.enter(InFlight { does: Use::Hold, units: units.to_vec(), epoch: Some(self.epoch) })
     }
 
-    /// Units for blocks that somebody writes, none of which is here or on its way; all or none. Blocks of any priority
-    /// go for them.
+    /// Units for blocks that somebody writes; all or none: `None` when there are too few, or a block (or another of
+    /// its hash) is here, on its way, or named twice. Blocks of any priority go for them.
     pub(crate) fn fill(&mut self, blocks: &[(TierKey, Priority)]) -> Option<(JobId, Vec<UnitId>)> {
-        if blocks.len() > self.slab.available() as usize {
+        let mut hashes = HashSet::with_capacity(blocks.len());
+        let new = |&(key, _): &(TierKey, Priority)| hashes.insert(key.hash) && !self.knows(key.hash);
+        if blocks.len() > self.slab.available() as usize || !blocks.iter().all(new) {
             return None;
         }
         let mut units = Vec::with_capacity(blocks.len());
@@ -46,6 +49,16 @@ impl TierIndex {
     /// Plans to read units that hold blocks, or will once they are filled, into pages.
     pub(crate) fn load_from(&mut self, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
         self.load_units(units, pages, after)
+    }
+
+    /// Some units of a job have failed. It goes on without them.
+    pub(crate) fn fail(&mut self, id: JobId, failed: &HashSet<UnitId>) {
+        let Some(job) = self.jobs.get_mut(&id).filter(|_| !failed.is_empty()) else { return };
+        let (units, rest) = job.units.iter().partition(|unit| failed.contains(unit));
+        job.units = rest;
+        let part = InFlight { does: job.does, units, epoch: job.epoch };
+        let part = self.enter(part);
+        self.apply(part, &Outcome::Failed(String::new()));
     }
 
     /// A job that was planned is not carried out, and never was.
@@ -77,12 +90,6 @@ impl TierIndex {
         self.owner(hash).is_some()
     }
 
-    /// The units that a job writes from the device, if its blocks will be found.
-    pub(crate) fn stored_by(&self, id: JobId) -> Option<Vec<UnitId>> {
-        let job = self.jobs.get(&id)?;
-        (job.does == Use::Store && job.epoch == Some(self.epoch)).then(|| job.units.clone())
-    }
-
     /// How long the block in a unit is to be kept.
     pub(crate) fn priority(&self, unit: UnitId) -> Priority {
         self.slab.priority(page(unit))
@@ -98,7 +105,7 @@ impl TierIndex {
     }
 
     /// Blocks that lay in these units before this index was made, in the order of their last use; each in a unit of
-    /// its own, all different. For an index that is new.
+    /// its own, all different; where two have one hash the older is found. For an index that is new.
     pub(crate) fn restore(&mut self, blocks: impl Iterator<Item = (UnitId, TierKey, Priority)> + Clone) {
         let used = blocks.clone().map(|(unit, ..)| unit.0 + 1).max().unwrap_or(0);
         for _ in 0..used {
@@ -106,6 +113,10 @@ impl TierIndex {
         }
         let mut held = vec![false; used as usize];
         for (unit, key, priority) in blocks {
+            if self.knows(key.hash) {
+                self.counters.collisions += 1;
+                continue;
+            }
             held[unit.0 as usize] = true;
             self.set_priority(unit, priority);
             self.keys[unit.0 as usize] = key;

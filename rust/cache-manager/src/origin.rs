@@ -1,0 +1,54 @@
+//! What a block was made of, in bytes: a tier that survives the process keeps them beside the block, so that it can be
+//! announced when nobody else knows its tokens any more.
+//!
+//! Numbers are little-endian, lengths of 4 bytes: the number of token ids and the ids, 4 bytes each, overrides applied;
+//! the length of the canonical extra keys and these; a byte that says what the adapter is named by (0 nothing, 1 a
+//! number of 8 bytes, 2 a text with its length), and that; its generation, 8 bytes.
+
+use crate::ledger::Ledger;
+use crate::offloads::Place;
+use block_pool::PageId;
+use radix_tree::{AdapterId, NodeId};
+use tiered_connector::job::Origin;
+
+/// Bytes of extra keys and adapters that there is room for. A block that has more is kept without its content.
+const EXTRA: usize = 160;
+
+/// Most bytes of the content of a block of `page_size` tokens.
+pub fn content_bytes(page_size: u32) -> usize {
+    4 + 4 * page_size as usize + EXTRA
+}
+
+impl Ledger {
+    /// Where the block on `page` comes from; nothing if the page stands for none.
+    pub(crate) fn origin(&self, page: PageId, place: Place) -> Origin {
+        let Some(node) = self.slab.node(page).map(|link| NodeId(link.0)) else { return Origin::default() };
+        let tree = &self.tree;
+        let mut content = Vec::with_capacity(content_bytes(self.config.page_size));
+        let tokens = tree.tokens(node);
+        put_len(&mut content, tokens.len());
+        content.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        let extra = tree.extra_keys(node);
+        put_len(&mut content, extra.len());
+        content.extend_from_slice(extra);
+        let namespace = tree.namespace_key(place.namespace);
+        match &namespace.adapter {
+            None => content.push(0),
+            Some(AdapterId::Number(number)) => {
+                content.push(1);
+                content.extend_from_slice(&number.to_le_bytes());
+            }
+            Some(AdapterId::Name(name)) => {
+                content.push(2);
+                put_len(&mut content, name.len());
+                content.extend_from_slice(name.as_bytes());
+            }
+        }
+        content.extend_from_slice(&namespace.generation.to_le_bytes());
+        Origin { parent: tree.parent_key(node).unwrap_or_default(), position: place.position, content }
+    }
+}
+
+fn put_len(content: &mut Vec<u8>, len: usize) {
+    content.extend_from_slice(&(len as u32).to_le_bytes());
+}

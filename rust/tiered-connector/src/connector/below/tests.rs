@@ -1,0 +1,380 @@
+use super::super::tests::{PAGE, Scene, WAIT, key};
+use super::super::{Refused, TieredConnector};
+use super::*;
+use crate::host::Arena;
+use crate::vault::{Moved, VaultCounters};
+use block_pool::EvictionPolicy;
+use completion::{Completion, Outcome as End};
+use std::io;
+use std::time::Duration;
+
+/// A vault that moves nothing until it is told to, in any order.
+struct Late {
+    arena: Arc<Arena>,
+    slots: Mutex<HashMap<UnitId, (TierKey, Vec<u8>)>>,
+    asked: Mutex<Vec<Asked>>,
+}
+
+struct Asked {
+    up: bool,
+    moves: Vec<Move>,
+    told: Moved,
+}
+
+impl Late {
+    fn ask(&self, up: bool, moves: Vec<Move>, told: Moved) {
+        self.asked.lock().push(Asked { up, moves, told });
+    }
+
+    /// The blocks of the lists that wait.
+    fn waiting(&self) -> Vec<Vec<u64>> {
+        let numbers = |asked: &Asked| asked.moves.iter().map(|one| one.key.hash).collect();
+        self.asked.lock().iter().map(numbers).collect()
+    }
+
+    /// Ends a list; the blocks of these numbers fail.
+    fn end(&self, which: usize, failed: &[u64], why: &Failure) {
+        let Asked { up, moves, told } = self.asked.lock().remove(which);
+        let mut unmoved = Vec::new();
+        for Move { key, slot, unit, .. } in moves {
+            // SAFETY: the unit is this move's until it has ended.
+            let memory = unsafe { std::slice::from_raw_parts_mut(self.arena.unit(unit).as_ptr(), PAGE) };
+            if failed.contains(&key.hash) {
+                memory.iter_mut().filter(|_| up).for_each(|byte| *byte = 0xee);
+                unmoved.push((slot, why.clone()));
+            } else if up {
+                let (held, bytes) = &self.slots.lock()[&slot];
+                assert_eq!(*held, key, "the slot was given to another block");
+                memory.copy_from_slice(bytes);
+            } else {
+                self.slots.lock().insert(slot, (key, memory.to_vec()));
+            }
+        }
+        told(unmoved);
+    }
+
+    fn end_all(&self) {
+        while !self.asked.lock().is_empty() {
+            self.end(0, &[], &Failure::GivenUp);
+        }
+    }
+}
+
+impl Vault for Late {
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    fn write(&self, _epoch: u64, moves: Vec<Move>, told: Moved) {
+        self.ask(false, moves, told);
+    }
+
+    fn read(&self, moves: Vec<Move>, told: Moved) {
+        self.ask(true, moves, told);
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn wait(&self, _: Duration) -> bool {
+        self.asked.lock().is_empty()
+    }
+
+    fn flush(&self, timeout: Duration) -> bool {
+        self.wait(timeout)
+    }
+
+    fn stop(&self, _: Duration) {
+        for Asked { moves, told, .. } in std::mem::take(&mut *self.asked.lock()) {
+            told(moves.into_iter().map(|one| (one.slot, Failure::GivenUp)).collect());
+        }
+    }
+
+    fn counters(&self) -> VaultCounters {
+        VaultCounters::default()
+    }
+}
+
+/// A host of `units` units above a vault of `slots` slots.
+fn scene(units: u32, slots: u32) -> (Scene, Arc<Late>) {
+    let mut scene = Scene::new(20, units);
+    let vault = Late { arena: Arc::clone(&scene.arena), slots: Mutex::default(), asked: Mutex::default() };
+    let vault = Arc::new(vault);
+    let index = TierIndex::new(slots, EvictionPolicy::PriorityLru);
+    let below = Arc::clone(&vault);
+    scene.connector = scene.connector.above(index, below);
+    (scene, vault)
+}
+
+/// The same, with these blocks in both as far as there are units, written one after the other.
+fn holding(units: u32, numbers: &[u64]) -> (Scene, Arc<Late>) {
+    let (scene, vault) = scene(units, 16);
+    for &number in numbers {
+        scene.fill(1, number as u8);
+        scene.store(&[number]);
+        scene.connector.verify().unwrap();
+        vault.end_all();
+    }
+    (scene, vault)
+}
+
+fn load(scene: &Scene, blocks: &[(u64, u32)]) -> Result<Completion, Refused> {
+    let blocks: Vec<_> = blocks.iter().map(|&(number, page)| (key(number), PageId(page))).collect();
+    let begun = scene.connector.load(&blocks, Step(0), None);
+    scene.connector.verify().unwrap();
+    begun
+}
+
+/// Leading blocks in the host, and below.
+fn leading(scene: &Scene, numbers: &[u64]) -> (usize, usize) {
+    scene.connector.leading(numbers.iter().map(|&number| key(number))).unwrap()
+}
+
+fn loadable(scene: &Scene, numbers: &[u64]) -> usize {
+    scene.connector.loadable(numbers.iter().map(|&number| key(number))).unwrap()
+}
+
+fn below(connector: &TieredConnector) -> BelowMetrics {
+    connector.verify().unwrap();
+    connector.metrics().below.unwrap()
+}
+
+const DAMAGED: Failure = Failure::Damaged;
+
+#[test]
+fn blocks_that_the_host_has_lost_come_up_byte_for_byte() {
+    let (scene, vault) = holding(2, &[1, 2, 3, 4]);
+    assert_eq!((leading(&scene, &[3, 4]), leading(&scene, &[1, 2, 3, 4])), ((2, 0), (2, 2)));
+    let loaded = load(&scene, &[(1, 5), (2, 6)]).unwrap();
+    assert!(!loaded.is_complete());
+    vault.end_all();
+    assert_eq!(loaded.wait(WAIT), Some(End::Done));
+    assert!(scene.is(5, 1) && scene.is(6, 2));
+    assert_eq!((leading(&scene, &[1, 2]), leading(&scene, &[3, 4])), ((2, 0), (0, 2)));
+    let counted = scene.connector.metrics();
+    assert_eq!((counted.index.filled, counted.index.loaded, below(&scene.connector).index.loaded), (2, 2, 2));
+}
+
+#[test]
+fn a_load_goes_on_with_what_the_host_has_before_the_rest_has_come_up() {
+    let (scene, vault) = holding(4, &[1, 2, 3, 4, 5]);
+    let loaded = load(&scene, &[(1, 5), (2, 6), (3, 7)]).unwrap();
+    assert!(scene.connector.mover.drain(Duration::from_secs(10)));
+    assert!(scene.is(6, 2) && scene.is(7, 3) && !loaded.is_complete());
+    vault.end_all();
+    assert_eq!(loaded.wait(WAIT), Some(End::Done));
+    assert!(scene.is(5, 1));
+}
+
+#[test]
+fn blocks_that_are_asked_for_twice_are_read_once() {
+    let (scene, vault) = holding(3, &[1, 2, 3, 4, 5]);
+    let loads = [load(&scene, &[(1, 5), (2, 6)]).unwrap(), load(&scene, &[(2, 7)]).unwrap()];
+    assert_eq!(vault.waiting(), [[1, 2]]);
+    assert_eq!(leading(&scene, &[1, 2]), (0, 2), "they are on their way");
+    vault.end_all();
+    assert!(loads.iter().all(|load| load.wait(WAIT) == Some(End::Done)));
+    assert!(scene.is(5, 1) && scene.is(6, 2) && scene.is(7, 2));
+    let third = load(&scene, &[(2, 8)]).unwrap();
+    assert_eq!((third.wait(WAIT), vault.waiting().len(), scene.is(8, 2)), (Some(End::Done), 0, true));
+}
+
+#[test]
+fn fills_may_end_in_any_order() {
+    let (scene, vault) = holding(4, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let loads = [1, 2, 3, 4].map(|number| load(&scene, &[(number, 4 + number as u32)]).unwrap());
+    for which in [2, 0, 1, 0] {
+        vault.end(which, &[], &DAMAGED);
+    }
+    for (load, number) in loads.iter().zip(1..) {
+        assert_eq!(load.wait(WAIT), Some(End::Done));
+        assert!(scene.is(4 + number, number as u8));
+    }
+    assert_eq!(leading(&scene, &[1, 2, 3, 4]), (4, 0));
+    scene.connector.verify().unwrap();
+}
+
+#[test]
+fn a_block_that_is_damaged_fails_every_load_that_waits_for_it_and_is_found_when_it_was_stored_anew() {
+    let (scene, vault) = holding(4, &[1, 2, 3, 4, 5, 6, 7]);
+    let loads = [load(&scene, &[(1, 5), (2, 6), (3, 7)]).unwrap(), load(&scene, &[(3, 8)]).unwrap()];
+    vault.end(0, &[2], &DAMAGED);
+    for load in loads {
+        assert!(matches!(load.wait(WAIT), Some(End::Failed(_))));
+    }
+    assert_eq!(leading(&scene, &[2]), (0, 0));
+    assert_eq!(leading(&scene, &[1, 3]), (2, 0), "the others have come up");
+    assert_eq!(below(&scene.connector).index.lost, 1);
+    assert_eq!(load(&scene, &[(2, 9)]).unwrap_err(), Refused::NotHere);
+    scene.fill(1, 2);
+    scene.store(&[2]);
+    scene.connector.verify().unwrap();
+    vault.end_all();
+    for number in 8..12 {
+        scene.store(&[number]);
+        scene.connector.verify().unwrap();
+        vault.end_all();
+    }
+    assert_eq!(leading(&scene, &[2]), (0, 1));
+    let again = load(&scene, &[(2, 9)]).unwrap();
+    vault.end_all();
+    assert_eq!((again.wait(WAIT), scene.is(9, 2)), (Some(End::Done), true));
+}
+
+#[test]
+fn a_load_that_comes_after_a_fill_has_failed_is_refused() {
+    let (scene, vault) = holding(2, &[1, 2, 3]);
+    let failed = load(&scene, &[(1, 5)]).unwrap();
+    vault.end(0, &[1], &DAMAGED);
+    assert_eq!(load(&scene, &[(1, 6)]).unwrap_err(), Refused::NotHere);
+    assert!(matches!(failed.wait(WAIT), Some(End::Failed(_))));
+    assert_eq!(below(&scene.connector).blocks, 2);
+}
+
+#[test]
+fn reads_that_were_given_up_leave_their_blocks_below() {
+    let (scene, vault) = holding(2, &[1, 2, 3]);
+    let failed = load(&scene, &[(1, 5)]).unwrap();
+    vault.end(0, &[1], &Failure::GivenUp);
+    assert!(matches!(failed.wait(WAIT), Some(End::Failed(_))));
+    assert_eq!((leading(&scene, &[1]), below(&scene.connector).index.lost), ((0, 1), 0));
+}
+
+#[test]
+fn a_reset_while_blocks_come_up_and_go_down_leaves_none_of_them() {
+    let (scene, vault) = holding(4, &[1, 2, 3, 4, 5]);
+    let loaded = load(&scene, &[(1, 5)]).unwrap();
+    scene.fill(1, 6);
+    scene.store(&[6]);
+    assert_eq!(below(&scene.connector).writing, 1);
+    scene.connector.reset().unwrap();
+    scene.connector.verify().unwrap();
+    scene.fill(1, 11);
+    scene.store(&[1]);
+    assert_eq!(leading(&scene, &[1]), (1, 0), "another block 1, of after the reset");
+    vault.end_all();
+    assert_eq!((loaded.wait(WAIT), scene.is(5, 1)), (Some(End::Done), true), "nobody else has its unit");
+    scene.connector.verify().unwrap();
+    vault.end_all();
+    assert_eq!(leading(&scene, &[1]), (1, 0));
+    assert!([2, 3, 4, 5, 6].iter().all(|&number| leading(&scene, &[number]) == (0, 0)));
+    let again = load(&scene, &[(1, 7)]).unwrap();
+    assert_eq!((again.wait(WAIT), scene.is(7, 11)), (Some(End::Done), true));
+    assert_eq!((below(&scene.connector).writing, below(&scene.connector).blocks), (0, 1));
+    assert_eq!(scene.connector.host_bytes(), (3 * PAGE as u64, 4 * PAGE as u64));
+}
+
+#[test]
+fn a_read_that_fails_after_a_reset_takes_nothing_of_what_was_stored_since() {
+    let (scene, vault) = holding(2, &[1, 2, 3]);
+    let loaded = load(&scene, &[(1, 5)]).unwrap();
+    scene.connector.reset().unwrap();
+    scene.store(&[1]);
+    assert_eq!(below(&scene.connector).writing, 1);
+    vault.end(1, &[], &DAMAGED);
+    vault.end(0, &[1], &DAMAGED);
+    assert!(matches!(loaded.wait(WAIT), Some(End::Failed(_))));
+    assert_eq!((leading(&scene, &[1]), below(&scene.connector).blocks), ((1, 0), 1));
+}
+
+#[test]
+fn more_blocks_than_the_host_has_units_come_up_in_parts_and_nothing_gives_way_in_vain() {
+    let (scene, vault) = holding(3, &[1, 2, 3, 4, 5, 6]);
+    assert_eq!(leading(&scene, &[1, 2, 3, 4]), (1, 3));
+    assert_eq!(load(&scene, &[(1, 5), (2, 6), (3, 7), (4, 8)]).unwrap_err(), Refused::NotHere);
+    assert_eq!((leading(&scene, &[4, 5, 6]), vault.waiting().len()), ((3, 0), 0));
+    assert_eq!((loadable(&scene, &[1, 2, 3, 4]), loadable(&scene, &[4, 5, 6])), (3, 3));
+    assert_eq!(loadable(&scene, &[4, 5, 6, 1]), 3, "those that are read have the units");
+    let loaded = load(&scene, &[(1, 5), (2, 6), (3, 7)]).unwrap();
+    assert_eq!(loadable(&scene, &[4]), 0);
+    vault.end_all();
+    assert_eq!(loaded.wait(WAIT), Some(End::Done));
+}
+
+#[test]
+fn blocks_do_not_come_up_while_writes_have_the_units() {
+    let (scene, vault) = holding(2, &[1, 2, 3]);
+    scene.store(&[4]);
+    assert_eq!(below(&scene.connector).writing, 1);
+    let held = scene.connector.reserve(1).unwrap();
+    assert_eq!((leading(&scene, &[1]), loadable(&scene, &[1])), ((0, 1), 0));
+    assert_eq!(load(&scene, &[(1, 5)]).unwrap_err(), Refused::NotHere);
+    vault.end_all();
+    assert_eq!(below(&scene.connector).writing, 0);
+    assert_eq!(loadable(&scene, &[1]), 1);
+    scene.connector.free_private(&held);
+}
+
+#[test]
+fn writes_have_half_of_the_units_at_most_and_what_is_too_much_is_dropped() {
+    let (scene, vault) = scene(4, 16);
+    scene.store(&[1, 2, 3]);
+    assert_eq!((below(&scene.connector).writing, below(&scene.connector).dropped_busy), (2, 1));
+    scene.store(&[4]);
+    assert_eq!((below(&scene.connector).writing, below(&scene.connector).dropped_busy), (2, 2));
+    scene.store(&[5, 6]);
+    assert_eq!(leading(&scene, &[1, 2, 5, 6]), (4, 0), "what is being written stays");
+    vault.end_all();
+    assert_eq!((below(&scene.connector).writing, below(&scene.connector).blocks), (0, 2));
+}
+
+#[test]
+fn of_blocks_that_are_written_together_each_may_fail_alone() {
+    let (scene, vault) = scene(6, 16);
+    scene.store(&[1, 2, 3]);
+    scene.connector.verify().unwrap();
+    vault.end(0, &[2], &Failure::Io("no space".into()));
+    let counted = below(&scene.connector);
+    assert_eq!((counted.blocks, counted.index.stored, counted.index.unstored), (2, 2, 1));
+    scene.connector.inner.lock().index.reset();
+    assert_eq!([1, 2, 3].map(|number| leading(&scene, &[number])), [(0, 1), (0, 0), (0, 1)]);
+}
+
+#[test]
+fn a_hash_that_is_another_blocks_in_the_host_is_no_hit_below() {
+    let (scene, vault) = holding(2, &[1, 2, 3]);
+    let other = TierKey { guard: [0xff; 16], ..key(1) };
+    let offers = [(other, PageId(1)).into()];
+    let stored = scene.connector.offload(&offers, Step(0), None).unwrap();
+    let super::super::Offered::Storing(stored) = stored else { panic!("there is room") };
+    stored.wait(WAIT);
+    assert_eq!(leading(&scene, &[1]), (0, 0), "its place in the host is another's");
+    assert_eq!(load(&scene, &[(1, 5)]).unwrap_err(), Refused::NotHere);
+    assert_eq!(below(&scene.connector).index.collisions, 1, "and the other one's below is this one's");
+    vault.end_all();
+    scene.connector.verify().unwrap();
+}
+
+#[test]
+fn a_block_that_is_named_twice_in_a_load_is_refused_where_it_would_come_up() {
+    let (scene, vault) = holding(2, &[1, 2, 3]);
+    assert_eq!(load(&scene, &[(1, 5), (1, 6)]).unwrap_err(), Refused::NotHere);
+    assert_eq!((vault.waiting().len(), leading(&scene, &[2, 3])), (0, (2, 0)));
+}
+
+#[test]
+fn a_load_that_was_given_up_while_it_waits_for_a_fill_moves_nothing_onto_the_device() {
+    let (scene, vault) = holding(2, &[1, 2, 3]);
+    scene.fill(5, 77);
+    let loaded = load(&scene, &[(1, 5)]).unwrap();
+    loaded.cancel();
+    vault.end_all();
+    assert_eq!((loaded.wait(WAIT), scene.is(5, 77)), (Some(End::Cancelled), true));
+    assert_eq!(leading(&scene, &[1]), (1, 0));
+}
+
+#[test]
+fn a_shutdown_ends_what_waits_for_a_fill() {
+    let (scene, vault) = holding(4, &[1, 2, 3, 4, 5]);
+    let loads = [load(&scene, &[(1, 5)]).unwrap(), load(&scene, &[(1, 6), (5, 7)]).unwrap()];
+    scene.store(&[6]);
+    scene.connector.shutdown(Duration::ZERO);
+    for load in loads {
+        assert!(matches!(load.wait(WAIT), Some(End::Failed(_) | End::Cancelled)));
+    }
+    assert_eq!(vault.waiting().len(), 0);
+    let counted = below(&scene.connector);
+    assert_eq!((counted.writing, scene.connector.metrics().jobs), (0, 0));
+    assert!(matches!(load(&scene, &[(1, 5)]).unwrap_err(), Refused::Closed(_)));
+}
