@@ -125,11 +125,10 @@ def test_time_from_the_end_of_a_copy_to_its_flag(row: Row) -> None:
     row.time(one, unit="µs", rounds=200)
 
 
-def with_and_without(page_size: int, pages: int) -> list[PagedKVCacheManager]:
-    """Two managers of so many pages, the second with a tier of half as many units and one lane."""
-    managers = []
-    tier = {"type": "rust_tiered", "host_offload_max_gb": pages / 2 * page_size * 8 / 2**30}
-    for config in (None, tier):
+def managers(page_size: int, pages: int, *tiers: dict[str, object] | None) -> list[PagedKVCacheManager]:
+    """A manager of so many pages for each of these configurations."""
+    made = []
+    for config in tiers:
         params = MHAKVCacheParams(
             dtype="float32",
             n_kv_heads=1,
@@ -139,24 +138,41 @@ def with_and_without(page_size: int, pages: int) -> list[PagedKVCacheManager]:
             kv_connector_config=config,
         )
         memory = np.zeros((pages + 1, params.bytes_per_page), np.uint8)
-        managers.append(
-            PagedKVCacheManager(params, total_num_pages=pages, max_batch_size=1, buffers=[memory])
-        )
-    return managers
+        made.append(PagedKVCacheManager(params, total_num_pages=pages, max_batch_size=1, buffers=[memory]))
+    return made
 
 
-@pytest.mark.parametrize("page_size", [16, 128])
-def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
-    """`alloc` of 32k new tokens, CPU time of its thread, the tier full and its lane busy; the ratio."""
-    managers = with_and_without(page_size, 4096 * 128 // page_size)
+def host_of(page_size: int, units: int) -> dict[str, object]:
+    return {"type": "rust_tiered", "host_offload_max_gb": units * page_size * 8 / 2**30}
+
+
+def with_and_without(page_size: int, pages: int) -> list[PagedKVCacheManager]:
+    """Two managers of so many pages, the second with a tier of half as many units and one lane."""
+    return managers(page_size, pages, None, host_of(page_size, pages // 2))
+
+
+def with_and_without_disk(page_size: int, pages: int) -> list[PagedKVCacheManager]:
+    """The same with a host of twice as many units, the second with a disk of twice as many slots too."""
+    host = host_of(page_size, 2 * pages)
+    return managers(page_size, pages, host, {**host, "disk_offload_max_gb": 2 * pages * 4500 / 2**30})
+
+
+def alloc_times(both: list[PagedKVCacheManager], *, hits: bool) -> float:
+    """`alloc` of 32k tokens, new ones or those on the device, by the second over the first; CPU time of the thread.
+
+    Between two of them the tiers get what is new.
+    """
     fresh = prompts(LONG)
     for tokens in itertools.islice(fresh, 2 * 16):
-        for kv in managers:
+        for kv in both:
             serve(kv, request(tokens))
             kv.poll_transfers()
     taken: list[list[int]] = [[], []]
     for tokens in itertools.islice(fresh, 60):
-        for kv, times in zip(managers, taken, strict=True):
+        for kv, times in zip(both, taken, strict=True):
+            if hits:
+                serve(kv, request(tokens))
+                kv.poll_transfers()
             ctx = request(tokens)
             kv.claim(ctx)
             start = time.thread_time_ns()
@@ -166,19 +182,34 @@ def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
             kv.step(ctx)
             kv.release(ctx)
             kv.poll_transfers()
-    without, with_tier = (statistics.median(times) for times in taken)
-    row.says(with_tier / without, "x")
+    first, second = (statistics.median(times) for times in taken)
+    return second / first
+
+
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
+    """`alloc` of 32k new tokens, the tier full and its lane busy; the ratio."""
+    row.says(alloc_times(with_and_without(page_size, 4096 * 128 // page_size), hits=False), "x")
     row.benchmark.pedantic(lambda: None, rounds=1)
 
 
-def test_bookkeeping_of_a_block(row: Row) -> None:
-    """`step` that publishes 2,048 blocks and offloads them to a full tier, less one without a tier."""
-    page_size = 16
-    managers = with_and_without(page_size, 1 << 15)
+@pytest.mark.parametrize("hits", [False, True], ids=["cold", "hits"])
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_alloc_beside_one_without_a_disk(row: Row, page_size: int, hits: bool) -> None:
+    """`alloc` of 32k tokens, the disk busy with what came before; the ratio to that with a host tier alone."""
+    row.says(alloc_times(with_and_without_disk(page_size, 4096 * 128 // page_size), hits=hits), "x")
+    row.benchmark.pedantic(lambda: None, rounds=1)
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_bookkeeping_of_a_block(row: Row, tier: str) -> None:
+    """`step` that publishes 2,048 blocks and the end of their offloads, less one without the host, or without the disk."""
+    page_size, pages = 16, 1 << 15
+    both = with_and_without(page_size, pages) if tier == "host" else with_and_without_disk(page_size, pages)
     fresh = prompts(LONG)
     taken: list[list[int]] = [[], []]
     for number, tokens in enumerate(itertools.islice(fresh, 90)):
-        for kv, times in zip(managers, taken, strict=True):
+        for kv, times in zip(both, taken, strict=True):
             ctx = request(tokens)
             kv.claim(ctx)
             kv.alloc(ctx)
@@ -190,6 +221,7 @@ def test_bookkeeping_of_a_block(row: Row) -> None:
             if number >= 30:
                 times.append(time.thread_time_ns() - start)
             kv.release(ctx)
+            kv.flush()
     without, with_tier = (statistics.median(times) for times in taken)
     row.says((with_tier - without) / (LONG // page_size), "ns/block")
     row.benchmark.pedantic(lambda: None, rounds=1)

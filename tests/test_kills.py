@@ -35,7 +35,14 @@ class Lives:
     def live(self, chosen: random.Random, *, right_after_a_reset: bool) -> None:
         """A life to its violent end, and a look at what it left."""
         report = self.folder / f"report-{chosen.randrange(2**40)}"
-        arguments = [self.folder / "store", report, chosen.randrange(2**40), self.epoch, self.fsync, self.slots]
+        arguments = [
+            self.folder / "store",
+            report,
+            chosen.randrange(2**40),
+            self.epoch,
+            self.fsync,
+            self.slots,
+        ]
         program = [sys.executable, killed.__file__, *map(str, arguments)]
         with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as life:
             try:
@@ -88,7 +95,9 @@ class Lives:
     @staticmethod
     def ends(paths: list[BlockPath]) -> list[BlockPath]:
         """Those that lead to none of the others, which come right behind them."""
-        return [path for path, after in zip(paths, [*paths[1:], ()], strict=False) if after[: len(path)] != path]
+        return [
+            path for path, after in zip(paths, [*paths[1:], ()], strict=False) if after[: len(path)] != path
+        ]
 
     @staticmethod
     def is_found(path: BlockPath, lengths: dict[BlockPath, int]) -> bool:

@@ -44,7 +44,9 @@ class Host:
 
         What comes from the disk comes through a unit, so that all fit into the host then.
         """
-        have = (place for place, name in enumerate(names) if name not in self.blocks and name not in self.disk)
+        have = (
+            place for place, name in enumerate(names) if name not in self.blocks and name not in self.disk
+        )
         run = next(have, len(names))
         return run if all(name in self.blocks for name in names[:run]) else min(run, self.units)
 

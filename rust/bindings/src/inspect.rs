@@ -52,7 +52,6 @@ pub(crate) fn inspect_store<'py>(
 /// Removes the files of the store in a directory.
 ///
 /// Raises:
-///     ValueError: files of these names lie there that are no store's.
 ///     OSError: it is in use; the system refuses.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "an argument of Python's")]
@@ -60,22 +59,19 @@ pub(crate) fn wipe_store(path: PathBuf) -> PyResult<()> {
     Directory::open(&path).and_then(Directory::wipe).map_err(|error| raised(&error))
 }
 
-/// Bytes that a store of so many blocks takes on a disk.
-///
-/// Args:
-///     page_size: tokens of a block.
-///     block_bytes: size of a block.
-///     blocks: how many there are.
+/// Bytes that a store of so many blocks of `page_size` tokens takes on a disk.
 ///
 /// Raises:
-///     ValueError: no disk has so many.
+///     ValueError: they are too many.
 #[pyfunction]
-pub(crate) fn store_bytes(page_size: u32, block_bytes: u32, blocks: u32) -> PyResult<u64> {
-    let content_bytes = content_bytes(page_size);
-    let layout = Layout { block_bytes: block_bytes as usize, content_bytes, slots: blocks };
+pub(crate) fn store_bytes(page_size: u32, block_bytes: usize, blocks: u32) -> PyResult<u64> {
+    if block_bytes > 1 << 40 {
+        return Err(PyValueError::new_err(format!("block_bytes={block_bytes}: must be at most 2**40")));
+    }
+    let layout = Layout { block_bytes, content_bytes: content_bytes(page_size), slots: blocks };
     let bytes = u128::from(blocks) * (layout.slot_bytes() + layout.entry_bytes()) as u128;
     if bytes >> 62 != 0 {
-        return Err(PyValueError::new_err(format!("no disk has room for {bytes} bytes")));
+        return Err(PyValueError::new_err(format!("blocks={blocks}: no disk has room for {bytes} bytes")));
     }
     Ok(layout.bytes())
 }

@@ -80,6 +80,31 @@ fn blocks(keys: &[BlockKey], job: &CopyJob) -> Vec<(TierKey, PageId)> {
     keys.iter().map(tier_key).zip(job.pages.iter().copied()).collect()
 }
 
+/// A tier that has nothing to load.
+struct Silent<'a>(&'a mut dyn OuterTier);
+
+impl OuterTier for Silent<'_> {
+    fn leading(&mut self, _: &mut dyn Iterator<Item = BlockKey>) -> usize {
+        0
+    }
+
+    fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {
+        self.0.load(keys, job)
+    }
+
+    fn offload(&mut self, job: &OffloadJob, origin: &dyn Fn(usize) -> Origin) -> bool {
+        self.0.offload(job, origin)
+    }
+
+    fn touch(&mut self, hashes: &[u64]) {
+        self.0.touch(hashes);
+    }
+
+    fn take_ended(&mut self) -> Vec<(u64, CopyEnd)> {
+        self.0.take_ended()
+    }
+}
+
 /// How many blocks of each request of a batch are loaded.
 pub(crate) enum Loads<'a> {
     /// So many, in the order of the batch; none beyond.
@@ -116,7 +141,14 @@ impl Ledger {
         batch: &[SlotId],
         num_tokens: &[u32],
     ) -> Result<Vec<BegunLoad>, LedgerError> {
-        let jobs = self.alloc_with(batch, num_tokens, Loads::From(tier))?;
+        let jobs = match self.alloc_with(batch, num_tokens, Loads::From(tier)) {
+            // A load takes pages beside those that its request may have already, which needs none of it to go on.
+            Err(LedgerError::InsufficientBlocks { .. }) if batch.iter().any(|&slot| self.has_pages(slot)) => {
+                self.counters.failed_allocs -= 1;
+                self.alloc_with(batch, num_tokens, Loads::From(&mut Silent(tier)))?
+            }
+            planned => planned?,
+        };
         let mut begun = Vec::with_capacity(jobs.len());
         for LoadJob { slot, first, copy } in jobs {
             if let Some(completion) = tier.load(&self.keys_of(slot, first, copy.pages.len())?, &copy) {
@@ -162,6 +194,10 @@ impl Ledger {
     /// A copy that is not in flight: the tier named one twice, or another's.
     pub fn settle_from(&mut self, tier: &mut dyn OuterTier) -> Result<Vec<SlotId>, LedgerError> {
         self.end_copies(&tier.take_ended())
+    }
+
+    fn has_pages(&self, slot: SlotId) -> bool {
+        self.slots.get(slot).is_some_and(|sequence| !sequence.row.is_empty())
     }
 
     fn keys_of(&self, slot: SlotId, first: usize, count: usize) -> Result<Vec<BlockKey>, LedgerError> {

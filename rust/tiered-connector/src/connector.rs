@@ -326,12 +326,13 @@ impl TieredConnector {
         Ok(Offered::Storing(completion))
     }
 
-    /// The blocks of these hashes, from the first of their prefix on, were used on the device.
+    /// The blocks of these hashes, from the first of their prefix on, were used on the device. The index is not told
+    /// what has ended: blocks on their way count as used when they have come.
     pub fn touch(&self, hashes: &[u64]) {
-        if let Ok(mut inner) = self.enter() {
+        if let Ok(mut inner) = self.lock() {
             inner.index.touch(hashes);
             if let Some(below) = &mut inner.below {
-                below.index.touch(hashes);
+                below.touch(hashes);
             }
         }
     }
@@ -360,7 +361,7 @@ impl TieredConnector {
         let mut inner = self.enter()?;
         inner.index.reset();
         let Some(below) = &mut inner.below else { return Ok(()) };
-        below.index.reset();
+        below.forget_all();
         below.vault.reset().map_err(NotReset::Below)
     }
 

@@ -255,7 +255,12 @@ impl TierIndex {
     /// The blocks of these hashes, in the order of their prefix, were used on the device: those that are here
     /// count as used just now.
     pub fn touch(&mut self, hashes: &[u64]) {
-        for &hash in hashes.iter().rev() {
+        self.refresh(hashes.iter().rev().copied());
+    }
+
+    /// The blocks of these hashes count as used just now, one after the other.
+    pub(crate) fn refresh(&mut self, hashes: impl Iterator<Item = u64>) {
+        for hash in hashes {
             if let Some(unit) = self.owner(hash) {
                 self.slab.refresh(page(unit));
             }

@@ -23,8 +23,8 @@ pub fn holder(directory: impl AsFd) -> io::Result<Option<Holder>> {
         Err(rustix::io::Errno::NOENT) => return Ok(None),
         stat => stat?,
     };
-    if let Some(process) = held.get(&(stat.st_dev, stat.st_ino)) {
-        return Ok(Some(Holder { process: Some(*process) }));
+    if let Some(&process) = held.get(&(stat.st_dev, stat.st_ino)) {
+        return Ok(Some(Holder { process: Some(process) }));
     }
     // Closing it would give up a lock of this process, but it has none and gets none meanwhile.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -21,6 +21,9 @@ mod tests;
 /// Bytes of one list of moves: blocks are found as they land.
 const MOVE_BYTES: usize = 1 << 20;
 
+/// Most blocks that were used and that the index below is not told of.
+const MOST_TOUCHED: usize = 1 << 16;
+
 /// What is known of the tier below.
 pub(super) struct Below {
     /// Its slots, as units.
@@ -36,6 +39,9 @@ pub(super) struct Below {
     most_writing: usize,
     /// Blocks that were not written because so many waited.
     dropped_busy: u64,
+    /// Hashes of blocks that were used on the device, the least recently used first; the index is told when there is
+    /// time.
+    touched: Vec<u64>,
 }
 
 /// Lists of moves that have ended and that the index has not been told of.
@@ -181,6 +187,7 @@ impl Below {
             writing: 0,
             most_writing: (host_units as usize / 2).max(1),
             dropped_busy: 0,
+            touched: Vec::new(),
         }
     }
 
@@ -195,8 +202,23 @@ impl Below {
         }
     }
 
+    /// The blocks of these hashes, from the first of their prefix on, were used on the device.
+    pub(super) fn touch(&mut self, hashes: &[u64]) {
+        self.touched.extend(hashes.iter().rev());
+        if self.touched.len() > MOST_TOUCHED {
+            self.index.refresh(self.touched.drain(..));
+        }
+    }
+
+    /// Forgets every block, those on their way included.
+    pub(super) fn forget_all(&mut self) {
+        self.index.reset();
+        self.touched.clear();
+    }
+
     /// Tells both indices of moves that have ended. Each block ends by itself: what was moved is found.
     pub(super) fn settle(&mut self, host: &mut TierIndex) {
+        self.index.refresh(self.touched.drain(..));
         for (Moves { below, host: of_host, places, fill }, unmoved) in self.ended.take() {
             let failed: HashSet<UnitId> = unmoved.iter().map(|&(slot, _)| slot).collect();
             self.index.fail(below, &failed);
@@ -234,6 +256,7 @@ impl Below {
         }
         let (units, rest) = units.split_at(units.len().min(self.most_writing - self.writing));
         self.dropped_busy += rest.len() as u64;
+        self.index.refresh(self.touched.drain(..)); // before any of them gives way
         let page_of: HashMap<UnitId, PageId> = units.iter().copied().zip(pages.iter().copied()).collect();
         let mut writes = Vec::new();
         for part in host.offers(units).chunks(self.blocks_a_move) {

@@ -378,3 +378,37 @@ fn a_shutdown_ends_what_waits_for_a_fill() {
     assert_eq!((counted.writing, scene.connector.metrics().jobs), (0, 0));
     assert!(matches!(load(&scene, &[(1, 5)]).unwrap_err(), Refused::Closed(_)));
 }
+
+#[test]
+fn blocks_that_are_used_on_the_device_stay_below_longer_than_others() {
+    let (scene, vault) = scene(4, 3);
+    let mut store = |number: u64| {
+        scene.fill(1, number as u8);
+        scene.store(&[number]);
+        scene.connector.verify().unwrap();
+        vault.end_all();
+        scene.connector.verify().unwrap();
+    };
+    [1, 2, 3].into_iter().for_each(&mut store);
+    scene.connector.touch(&[key(1).hash, key(2).hash]);
+    store(4);
+    store(5);
+    scene.connector.inner.lock().index.reset();
+    let there = [1, 2, 3, 4, 5].map(|number| leading(&scene, &[number]).1);
+    assert_eq!(there, [1, 0, 0, 1, 1], "3 was not used, and the end of a prefix goes before its beginning");
+}
+
+#[test]
+fn what_was_used_before_a_reset_says_nothing_of_what_comes_after_it() {
+    let (scene, vault) = scene(4, 2);
+    scene.connector.touch(&[key(2).hash, key(1).hash]);
+    scene.connector.reset().unwrap();
+    for number in [1, 2, 3] {
+        scene.store(&[number]);
+        scene.connector.verify().unwrap();
+        vault.end_all();
+        scene.connector.verify().unwrap();
+    }
+    scene.connector.inner.lock().index.reset();
+    assert_eq!([1, 2, 3].map(|number| leading(&scene, &[number]).1), [0, 1, 1]);
+}
