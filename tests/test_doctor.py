@@ -265,6 +265,16 @@ def test_a_store_that_cannot_be_opened_can_be_wiped(directory: Path, name: str, 
     assert list(directory.iterdir()) == []
 
 
+def test_without_a_manifest_files_may_be_anybody_s_and_are_not_wiped(directory: Path) -> None:
+    (directory / "rank-0" / "manifest.json").unlink()
+    code, store = checked(directory)
+    assert (code, store["problems"]) == (1, ["manifest.json is missing"])
+    result = run(directory, "--wipe", "--yes")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "that is no store's" in result.stderr
+    assert (directory / "rank-0" / "data").exists()
+
+
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 4), ("", 4)])
 def test_a_wipe_asks_first(directory: Path, answer: str, left: int) -> None:
     result = run(directory, "--wipe", answer=answer)

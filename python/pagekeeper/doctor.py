@@ -158,6 +158,7 @@ def wipe(directory: Path) -> Wiped:
 
     Raises:
         NoStoreError: there is nothing of ours.
+        ValueError: files of our names lie there that are no store's, as there is no manifest.
         OSError: a store is in use, or the system refuses; stores of ranks before it are gone.
     """
     ours = files_of(directory)

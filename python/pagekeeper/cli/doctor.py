@@ -56,7 +56,7 @@ def doctor(directory: Path, quick: bool, wipes: bool, yes: bool, as_json: bool) 
             _wipe(directory, yes, as_json)
         else:
             _check(directory, quick, as_json)
-    except NoStoreError as error:
+    except (NoStoreError, ValueError) as error:
         raise _Refused(str(error)) from None
     except OSError as error:
         raise _Refused(f"{directory}: {error}") from None

@@ -17,8 +17,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Bytes of entries that are read at a time.
 const CHUNK: usize = 1 << 20;
-/// Bytes; a manifest or an entry that is longer is none.
-const LONGEST: u64 = 1 << 20;
+/// Bytes; a manifest, or an entry, that is longer is none.
+const LONGEST_MANIFEST: u64 = 1 << 20;
+const LONGEST_ENTRY: u64 = 16 << 20;
 /// A record of the header: where each begins, and its bytes.
 const RECORDS: [usize; 2] = [0, 512];
 const RECORD: usize = 24;
@@ -197,10 +198,10 @@ impl Inspection {
             return Ok(());
         };
         let mut bytes = Vec::new();
-        File::from(file).take(LONGEST).read_to_end(&mut bytes)?;
+        File::from(file).take(LONGEST_MANIFEST).read_to_end(&mut bytes)?;
         match Manifest::from_text(&String::from_utf8_lossy(&bytes)) {
             Ok(manifest) => {
-                let entry = entry_bytes(0) as u64..=LONGEST;
+                let entry = entry_bytes(0) as u64..=LONGEST_ENTRY;
                 let possible = manifest.block_bytes > 0 && usize::try_from(manifest.block_bytes).is_ok();
                 if possible && entry.contains(&manifest.entry_bytes) {
                     self.report.manifest = Some(manifest);
