@@ -36,6 +36,7 @@ class PrefixCalls:
     _connector: KVConnector | None
     _disk: DiskDirectory | None
     _tiers: OuterTiers | None
+    model_name: str | None
     weights_revision: str | None
 
     def analyze_prefix_reuse(

@@ -63,7 +63,11 @@ class Pair:
         disk: dict[str, Any] = {}
         if place is not None:
             slot = -(-memory.shape[1] // 4096) * 4096 + 256
-            disk = {"disk_offload_dir": place, "disk_offload_max_gb": slot * (slots + 16) / 2**30, "fsync": "none"}
+            disk = {
+                "disk_offload_dir": place,
+                "disk_offload_max_gb": slot * (slots + 16) / 2**30,
+                "fsync": "none",
+            }
         config = pk.KVConnectorConfig(
             type="rust_tiered", host_offload_max_gb=units * memory.shape[1] / 2**30, **disk
         )
