@@ -27,8 +27,8 @@ class Found(NamedTuple):
 class Host:
     """Blocks by name, in so many units, before a disk.
 
-    Copies begin one after the other, and all end at `end_copies`. No more blocks may come at once than half of
-    the units: the disk would not get them all.
+    Copies begin one after the other, and all end at `end_copies`. No more blocks may come at once than half
+    of the units: the disk would not get them all.
     """
 
     def __init__(self, units: int, policy: str, disk: Disk) -> None:
