@@ -158,9 +158,9 @@ def with_and_without_disk(page_size: int, pages: int) -> list[PagedKVCacheManage
 
 
 def alloc_times(both: list[PagedKVCacheManager], *, hits: bool) -> float:
-    """`alloc` of 32k tokens, new ones or those on the device, by the second over the first; CPU time of the thread.
+    """`alloc` of 32k tokens, by the second over the first; CPU time of the thread.
 
-    Between two of them the tiers get what is new.
+    With `hits` its blocks are on the device. Between two of them the tiers get what is new.
     """
     fresh = prompts(LONG)
     for tokens in itertools.islice(fresh, 2 * 16):
@@ -196,14 +196,14 @@ def test_cold_alloc_beside_one_without_a_tier(row: Row, page_size: int) -> None:
 @pytest.mark.parametrize("hits", [False, True], ids=["cold", "hits"])
 @pytest.mark.parametrize("page_size", [16, 128])
 def test_alloc_beside_one_without_a_disk(row: Row, page_size: int, hits: bool) -> None:
-    """`alloc` of 32k tokens, the disk busy with what came before; the ratio to that with a host tier alone."""
+    """`alloc` of 32k tokens, the disk busy with what came before, over that with a host tier alone."""
     row.says(alloc_times(with_and_without_disk(page_size, 4096 * 128 // page_size), hits=hits), "x")
     row.benchmark.pedantic(lambda: None, rounds=1)
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_bookkeeping_of_a_block(row: Row, tier: str) -> None:
-    """`step` that publishes 2,048 blocks and the end of their offloads, less one without the host, or without the disk."""
+    """`step` that publishes 2,048 blocks, and the end of their offloads, less one without that tier."""
     page_size, pages = 16, 1 << 15
     both = with_and_without(page_size, pages) if tier == "host" else with_and_without_disk(page_size, pages)
     fresh = prompts(LONG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from model.host import BYTES, PAGE_SIZE, HostCache, prompt_of
 from pagekeeper import KVLoadFailed
+from pagekeeper._native import DiskDirectory
 
 SLOT = 4096
 """Bytes of a slot for a page of `BYTES`; its entry takes some more."""
@@ -346,10 +348,12 @@ def test_a_store_of_another_cache_is_refused_and_kept(
 )
 def test_a_store_of_pages_of_another_form_is_refused(tmp_path: Path, name: str, value: str) -> None:
     opened(tmp_path).kv.shutdown()
-    path = store_of(tmp_path) / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["fingerprint"][name], own = value, manifest["fingerprint"][name]
-    path.write_text(json.dumps(manifest))
+    store = store_of(tmp_path)
+    fingerprint = json.loads((store / "manifest.json").read_text())["fingerprint"]
+    shutil.rmtree(store)
+    own, fingerprint[name] = fingerprint[name], value
+    sizes = {"page_size": PAGE_SIZE, "block_bytes": BYTES}
+    DiskDirectory(store, parent=tmp_path, fingerprint=fingerprint, seed=None, **sizes).close()
     with pytest.raises(ValueError, match=f"{name} is {value} there, {own} here"):
         opened(tmp_path)
 

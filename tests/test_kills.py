@@ -1,4 +1,4 @@
-"""Caches that are killed (SIGKILL) at random moments: the next one finds what was durable, and nothing else."""
+"""Caches that are killed at random moments: the next one finds what was durable, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,15 +35,8 @@ class Lives:
     def live(self, chosen: random.Random, *, right_after_a_reset: bool) -> None:
         """A life to its violent end, and a look at what it left."""
         report = self.folder / f"report-{chosen.randrange(2**40)}"
-        arguments = [
-            self.folder / "store",
-            report,
-            chosen.randrange(2**40),
-            self.epoch,
-            self.fsync,
-            self.slots,
-        ]
-        program = [sys.executable, killed.__file__, *map(str, arguments)]
+        given = [self.folder / "store", report, chosen.randrange(2**40), self.epoch, self.fsync, self.slots]
+        program = [sys.executable, killed.__file__, *map(str, given)]
         with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as life:
             try:
                 self.wait(life, report, "reset" if right_after_a_reset else "began")
@@ -64,7 +57,7 @@ class Lives:
             time.sleep(0.005)
 
     def look(self, report: Path, when: float) -> None:
-        """Every block that is found holds what it must. Counts those that have to be found, and those that are."""
+        """Every block that is found holds what it must. Counts those that must be, and those that are."""
         begun, forgotten = self.epoch, set[BlockPath]()
         for line in told(report):
             if "resetting" in line:
@@ -95,9 +88,8 @@ class Lives:
     @staticmethod
     def ends(paths: list[BlockPath]) -> list[BlockPath]:
         """Those that lead to none of the others, which come right behind them."""
-        return [
-            path for path, after in zip(paths, [*paths[1:], ()], strict=False) if after[: len(path)] != path
-        ]
+        after = [*paths[1:], ()]
+        return [path for path, next in zip(paths, after, strict=False) if next[: len(path)] != path]
 
     @staticmethod
     def is_found(path: BlockPath, lengths: dict[BlockPath, int]) -> bool:

@@ -1,8 +1,8 @@
-"""Requests one after the other on a device before a host tier before a disk, stopped and started again in the middle.
+"""Requests one after the other on device, host memory and disk, with restarts in between.
 
-Blocks are found where a model in dictionaries finds them: on the device, in host memory, on disk, or nowhere.
-`test_device_and_host` is the same without a disk. Under "on_evict" blocks of others are copied while a request loads,
-and which of both the disk is told of first depends on threads; so the other write policies are looked at.
+Blocks are found where a model in dictionaries finds them: on the device, in the host, on disk, or nowhere.
+`test_device_and_host` is the same without a disk. Under "on_evict" blocks of others are copied while a
+request loads, and which of both the disk is told of first depends on threads; so it is left out here.
 """
 
 import random
@@ -66,9 +66,8 @@ def test_the_agent_traces_are_found_where_the_model_finds_them(
     shared_dir: Path, tmp_path: Path, long_run: bool, write_policy: str
 ) -> None:
     sizes = AGENTS if long_run else AGENTS[:1]
-    serve_all(
-        agent_requests(shared_dir, 64), pairs(tmp_path, 64, sizes, write_policy, min_hits=1), restarts=1
-    )
+    made = pairs(tmp_path, 64, sizes, write_policy, min_hits=1)
+    serve_all(agent_requests(shared_dir, 64), made, restarts=1)
 
 
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)

@@ -25,7 +25,7 @@ class Disk:
         return name in self.written
 
     def write(self, names: Sequence[int]) -> None:
-        """They have come to the host. What is here already is not written; what is new is as recent as it gets."""
+        """They have come to the host. What is here already is not written; what is new was used just now."""
         new = []
         for name in names if self.slots else ():
             if name in self.written:

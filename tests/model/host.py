@@ -1,4 +1,4 @@
-"""A cache on plain memory with a host tier, perhaps above a disk; its forward writes f(prefix) into the page of each block."""
+"""A cache on plain memory with a host tier, perhaps above a disk; its forward writes f(prefix) into pages."""
 
 from __future__ import annotations
 

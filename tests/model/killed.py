@@ -1,7 +1,7 @@
 """A cache above a disk that is killed at any moment, and what it has told of itself until then.
 
-As a program it is that cache: `python killed.py PLACE REPORT SEED EPOCH FSYNC SLOTS`. It serves prompts until it
-is killed, looks at every byte that it finds, and reports in a file of lines, each of which is written whole.
+As a program it is that cache: `python killed.py PLACE REPORT SEED EPOCH FSYNC SLOTS`. It serves prompts until
+it is killed, looks at every byte that it finds, and reports in a file, whose lines are each written whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Device, host memory and disk that serve one request after the other, in dictionaries, by what the documents say.
+"""Device, host memory and disk that serve requests in turn, in dictionaries, by what the documents say.
 
 Like `Cache`, which is its device, it knows neither tokens nor bytes, and the caller names the blocks.
 """
@@ -25,9 +25,10 @@ class Found(NamedTuple):
 
 
 class Host:
-    """Blocks by name, in so many units, before a disk. Copies begin one after the other, and all end at `end_copies`.
+    """Blocks by name, in so many units, before a disk.
 
-    No more blocks may come at once than half of the units: the disk would not get them all.
+    Copies begin one after the other, and all end at `end_copies`. No more blocks may come at once than half
+    of the units: the disk would not get them all.
     """
 
     def __init__(self, units: int, policy: str, disk: Disk) -> None:
@@ -44,10 +45,8 @@ class Host:
 
         What comes from the disk comes through a unit, so that all fit into the host then.
         """
-        have = (
-            place for place, name in enumerate(names) if name not in self.blocks and name not in self.disk
-        )
-        run = next(have, len(names))
+        gaps = (n for n, name in enumerate(names) if name not in self.blocks and name not in self.disk)
+        run = next(gaps, len(names))
         return run if all(name in self.blocks for name in names[:run]) else min(run, self.units)
 
     def touch(self, names: Sequence[int]) -> None:
@@ -61,8 +60,8 @@ class Host:
     def load(self, names: Sequence[int]) -> int:
         """Reads what is here, then what comes up from the disk. Gives how many are here.
 
-        What is here is found again. All stays while it is read, one run of blocks after the other, and is new in the
-        host if it comes from the disk.
+        What is here is found again, and what comes from the disk is new. All stays while it is read, one run
+        of blocks after the other.
         """
         runs = [(here, list(run)) for here, run in groupby(names, key=lambda name: name in self.blocks)]
         found = [run for here, run in runs if here]
@@ -166,7 +165,7 @@ class ThreeTiers:
         return found
 
     def reuse(self, names: Sequence[int], prompt: int, row: list[int]) -> Found:
-        """What is on the device, then what follows in the host or on the disk, and so on: none has the next block."""
+        """What is on the device, then what follows beyond it, and so on, until the next block is nowhere."""
         on_device = in_host = on_disk = 0
         while True:
             first = on_device + in_host + on_disk
@@ -185,7 +184,7 @@ class ThreeTiers:
             on_disk += loads - here
 
     def has_room(self, loads: int, first: int, prompt: int, row: list[int]) -> bool:
-        """Whether a load of so many blocks, which takes pages beside those that its request has, can be made."""
+        """Whether there are pages for a load of so many blocks beside those that its request has."""
         free = len(self.device.unused) + len(self.device.loose) + len(self.device.idle)
         return loads + self.rest_of(prompt, first + loads, row) <= free
 

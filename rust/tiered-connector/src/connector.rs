@@ -326,11 +326,14 @@ impl TieredConnector {
         Ok(Offered::Storing(completion))
     }
 
-    /// The blocks of these hashes, from the first of their prefix on, were used on the device. The index is not told
-    /// what has ended: blocks on their way count as used when they have come.
+    /// The blocks of these hashes, from the first of their prefix on, were used on the device. The index is told what
+    /// has ended only if one of them is on its way: it would count as used later than those that lead to it.
     pub fn touch(&self, hashes: &[u64]) {
         if let Ok(mut inner) = self.lock() {
-            inner.index.touch(hashes);
+            if inner.index.touch(hashes) {
+                self.settle(&mut inner);
+                inner.index.touch(hashes);
+            }
             if let Some(below) = &mut inner.below {
                 below.touch(hashes);
             }

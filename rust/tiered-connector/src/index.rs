@@ -253,18 +253,22 @@ impl TierIndex {
     }
 
     /// The blocks of these hashes, in the order of their prefix, were used on the device: those that are here
-    /// count as used just now.
-    pub fn touch(&mut self, hashes: &[u64]) {
-        self.refresh(hashes.iter().rev().copied());
+    /// count as used just now. Gives whether another one is on its way.
+    pub fn touch(&mut self, hashes: &[u64]) -> bool {
+        self.refresh(hashes.iter().rev().copied())
     }
 
-    /// The blocks of these hashes count as used just now, one after the other.
-    pub(crate) fn refresh(&mut self, hashes: impl Iterator<Item = u64>) {
+    /// The blocks of these hashes that are here count as used just now, one after the other. Gives whether another one
+    /// is on its way.
+    pub(crate) fn refresh(&mut self, hashes: impl Iterator<Item = u64>) -> bool {
+        let mut coming = false;
         for hash in hashes {
             if let Some(unit) = self.owner(hash) {
+                coming |= self.slab.refs(page(unit)) > 0;
                 self.slab.refresh(page(unit));
             }
         }
+        coming
     }
 
     /// Forgets every block; private units stay. The cost does not grow with their number.

@@ -218,7 +218,6 @@ impl Below {
 
     /// Tells both indices of moves that have ended. Each block ends by itself: what was moved is found.
     pub(super) fn settle(&mut self, host: &mut TierIndex) {
-        self.index.refresh(self.touched.drain(..));
         for (Moves { below, host: of_host, places, fill }, unmoved) in self.ended.take() {
             let failed: HashSet<UnitId> = unmoved.iter().map(|&(slot, _)| slot).collect();
             self.index.fail(below, &failed);
@@ -240,6 +239,7 @@ impl Below {
                 }
             }
         }
+        self.index.refresh(self.touched.drain(..)); // after that: what has come may be among it
     }
 
     /// Plans to write the blocks, too, that `task` brings to the host. Gives a task that does both. `origin` tells of a
