@@ -81,12 +81,15 @@ class Host:
     def store(self, names: Sequence[int]) -> None:
         """Keeps what is not here yet, as far as there are units for it."""
         read = {name for run in self.read for name in run}
+        new = list[int]()
         for name in names:
             if name in self.blocks or name in read:
                 continue
             if not self.make_room():
                 break
+            new.append(name)
             self.written.append(name)
+        self.disk.write(new)
 
     def make_room(self) -> bool:
         """Whether there is a unit, perhaps after an eviction."""
@@ -99,14 +102,13 @@ class Host:
         return False
 
     def end_copies(self) -> None:
-        """What was read was used just now, and then what was written; that goes to the disk, too."""
+        """What was read was used just now, and then what was written."""
         for run in [*self.read, self.written]:
             for name in reversed(run):
                 self.blocks.push(name)
         self.loaded += sum(map(len, self.read))
         self.stored += len(self.written)
-        self.disk.end_reads()
-        self.disk.write(self.written)
+        self.disk.end_copies()
         self.read, self.written = [], []
 
 
@@ -152,6 +154,7 @@ class ThreeTiers:
             output: tokens that follow.
         """
         device, page_size = self.device, self.device.page_size
+        self.disk.learn(names)
         row = list[int]()
         found = self.reuse(names[: (prompt - 1) // page_size], prompt, row)
         first = sum(found)
