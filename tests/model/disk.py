@@ -8,8 +8,8 @@ from model.cache import Order
 class Disk:
     """Blocks by name, in so many slots, 0 if there is no disk; `policy` is the manager's `eviction_policy`.
 
-    Blocks get their slots when they go to the host, and are read when it has lost them. Copies begin one after
-    the other, and all end at `end_copies`.
+    Blocks get their slots when they go to the host, and are read when it has lost them. Copies begin one
+    after the other, and all end at `end_copies`.
     """
 
     def __init__(self, slots: int, policy: str) -> None:
