@@ -19,6 +19,7 @@ use disk_store::store::{Failure, Files, HEADER, Layout, Memory, Store, Sync};
 use random::Random;
 use scene::NUMBER;
 use std::collections::HashSet;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -122,7 +123,7 @@ fn entry_of(slot: u32) -> Entry {
 
 #[test]
 #[ignore = "writes the corpus anew: for a new format alone"]
-fn write_the_entries_of_the_corpus() {
+fn write_the_corpus() {
     let mut bytes = vec![0; LAYOUT.entry_at(LAYOUT.slots) as usize];
     let mut record = [b"PKEPOCH1".as_slice(), &1u64.to_le_bytes()].concat();
     record.extend(xxh3_64_with_seed(&record, NUMBER).to_le_bytes());
@@ -132,7 +133,19 @@ fn write_the_entries_of_the_corpus() {
         let at = LAYOUT.entry_at(slot) as usize;
         entry_of(slot).encode(NUMBER, &mut bytes[at..at + LAYOUT.entry_bytes()]);
     }
-    std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/corpus/entries"), bytes).unwrap();
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    std::fs::write(corpus.join("entries"), bytes).unwrap();
+    let fingerprint = [("dtype", "bfloat16"), ("model", "some/model@main"), ("page_size", "16")];
+    let manifest = Manifest {
+        format: FORMAT,
+        store: NUMBER,
+        fingerprint: fingerprint.map(|(name, value)| (name.into(), value.into())).into(),
+        seed: "0f".repeat(32),
+        secret: "a5".repeat(32),
+        block_bytes: 600,
+        entry_bytes: LAYOUT.entry_bytes() as u64,
+    };
+    std::fs::write(corpus.join("manifest.json"), manifest.to_text()).unwrap();
 }
 
 #[test]
