@@ -99,6 +99,7 @@ REFUSED: dict[str, Callable[[Bench], object]] = {
 ANSWERED = {"verify", "release", "shutdown", "debug_dump", "hash_seed", "get_buffers", "pages_view"} | {
     "host_byte_count",
     "disk_byte_count",
+    "flush",
 }
 
 

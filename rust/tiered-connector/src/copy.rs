@@ -202,13 +202,14 @@ const LINE: usize = 64;
 /// A processor compares loads with the stores before them by the lowest 12 bits of their addresses. Where the
 /// destination lies less than a line behind the source, in these bits, each load of a copy upwards seems to read
 /// what was just stored, and waits: a third of the speed. Downwards it does not. Pools of numpy lie so, 16 bytes
-/// behind a multiple of 4,096, beside units that begin at one.
+/// behind a multiple of 4,096, beside units that begin at one. Large pieces are copied past the caches, several pages
+/// side by side, and do not wait.
 ///
 /// # Safety
 /// As [`NonNull::copy_to_nonoverlapping`].
 unsafe fn copy_bytes(source: NonNull<u8>, destination: NonNull<u8>, len: usize) {
     let behind = (destination.as_ptr() as usize).wrapping_sub(source.as_ptr() as usize) % 4096;
-    if behind == 0 || behind >= LINE || len < 4096 {
+    if behind == 0 || behind >= LINE || !(4096..1 << 20).contains(&len) {
         // SAFETY: the caller's.
         return unsafe { source.copy_to_nonoverlapping(destination, len) };
     }
