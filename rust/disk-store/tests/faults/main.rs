@@ -150,14 +150,7 @@ fn a_ring_is_stopped_while_the_disk_does_not_answer() {
 
 #[test]
 fn a_sync_that_never_ends_does_not_hold_up_a_stop() {
-    let mut rig = Rig::new(Kind::Workers, Sync::Always);
-    rig.data.fail(Call::Sync, Fault::Hangs);
-    rig.begin_write(0);
-    rig.data.wait_for_hanging(1);
-    rig.begin_write(1);
-    while rig.count(|it| &it.written) < 2 {
-        std::thread::yield_now();
-    }
+    let mut rig = Rig::with_a_sync_that(Fault::Hangs);
     let begun = Instant::now();
     rig.store.stop(Duration::from_millis(100));
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
@@ -223,14 +216,7 @@ fn a_write_that_ended_while_a_sync_failed_is_not_durable_by_the_next_one() {
 
 #[test]
 fn a_block_that_is_forgotten_before_its_commit_is_not_called_durable() {
-    let mut rig = Rig::new(Kind::Workers, Sync::Always);
-    rig.data.fail(Call::Sync, Fault::Hangs);
-    rig.begin_write(0);
-    rig.data.wait_for_hanging(1);
-    rig.begin_write(1);
-    while rig.count(|it| &it.written) < 2 {
-        std::thread::yield_now();
-    }
+    let mut rig = Rig::with_a_sync_that(Fault::Hangs);
     rig.store.forget(1);
     let (slot, end, _) = rig.end();
     assert_eq!((slot, end), (1, Err(Failure::GivenUp)));

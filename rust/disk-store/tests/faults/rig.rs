@@ -1,6 +1,6 @@
 //! A store on files that fail, and what was told of its copies.
 
-use crate::faulty::FaultyFile;
+use crate::faulty::{Call, Fault, FaultyFile};
 use crate::scene::{Kind, NUMBER, at, block, key, payload};
 use disk_store::engine::{Engine, Ring, Workers};
 use disk_store::file::{BlockFile, Pages};
@@ -34,6 +34,19 @@ pub(crate) struct Rig {
 impl Rig {
     pub(crate) fn new(kind: Kind, sync: Sync) -> Rig {
         Rig::in_directory(Arc::new(tempfile::tempdir().unwrap()), kind, sync)
+    }
+
+    /// Block 0 is being synced, which goes wrong; block 1 is written, and waits for the next sync.
+    pub(crate) fn with_a_sync_that(fails: Fault) -> Rig {
+        let mut rig = Rig::new(Kind::Workers, Sync::Always);
+        rig.data.fail(Call::Sync, fails);
+        rig.begin_write(0);
+        rig.data.wait_for_hanging(1);
+        rig.begin_write(1);
+        while rig.count(|it| &it.written) < 2 {
+            std::thread::yield_now();
+        }
+        rig
     }
 
     fn in_directory(directory: Arc<TempDir>, kind: Kind, sync: Sync) -> Rig {
