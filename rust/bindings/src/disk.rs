@@ -95,7 +95,7 @@ fn layout(directory: &Directory, one: Layout, bytes: Option<u64>, wished: u64) -
             hundredths % 100
         )));
     }
-    Ok(Layout { slots: slots.min(block_pool::Slab::MAX_PAGES.into()) as u32, ..one })
+    Ok(Layout { slots: slots.min(block_pool::Pool::MAX_PAGES.into()) as u32, ..one })
 }
 
 pub(crate) fn raised(error: &OpenError) -> PyErr {

@@ -174,10 +174,10 @@ impl Ledger {
         if page_size == 0 || pages == 0 || max_batch_size == 0 {
             return Err(PyValueError::new_err("page_size, pages and max_batch_size must be at least 1"));
         }
-        if pages > block_pool::Slab::MAX_PAGES {
+        if pages > block_pool::Pool::MAX_PAGES {
             return Err(PyValueError::new_err(format!(
                 "pages={pages}: must be below {}",
-                block_pool::Slab::MAX_PAGES
+                block_pool::Pool::MAX_PAGES
             )));
         }
         let config = LedgerConfig {

@@ -126,20 +126,20 @@ impl Ledger {
 
     /// `(pages that can be had, all pages)`.
     fn block_count(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
-        self.shared.with(py, |ledger| (ledger.slab().available(), ledger.slab().total()))
+        self.shared.with(py, |ledger| (ledger.pool().available(), ledger.pool().total()))
     }
 
     /// Counters and gauges by name.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let out = PyDict::new(py);
         let (counters, events, gauges) = self.shared.with(py, |ledger| {
-            let slab = ledger.slab();
+            let pool = ledger.pool();
             let gauges = [
-                ("pages_total", u64::from(slab.total())),
-                ("pages_free", u64::from(slab.available())),
-                ("pages_pristine", u64::from(slab.pristine())),
-                ("pages_evictable", u64::from(slab.evictable())),
-                ("pages_in_flight", u64::from(slab.in_flight())),
+                ("pages_total", u64::from(pool.total())),
+                ("pages_free", u64::from(pool.available())),
+                ("pages_pristine", u64::from(pool.pristine())),
+                ("pages_evictable", u64::from(pool.evictable())),
+                ("pages_in_flight", u64::from(pool.in_flight())),
                 ("cached_blocks", ledger.cached_blocks() as u64),
                 ("requests", ledger.requests() as u64),
                 ("suspended", ledger.suspended() as u64),

@@ -387,7 +387,7 @@ fn units(host_bytes: Option<u64>, unit_bytes: usize, pages: usize) -> Result<u32
     let usable = limits::usable(Path::new("/"));
     let bytes = sizing::host_bytes(host_bytes, (unit_bytes * pages) as u64, &usable);
     let units = sizing::units(bytes.map_err(|error| error.to_string())?, unit_bytes as u64);
-    Ok(units.map_err(|error| error.to_string())?.min(block_pool::Slab::MAX_PAGES))
+    Ok(units.map_err(|error| error.to_string())?.min(block_pool::Pool::MAX_PAGES))
 }
 
 /// A `ByteCount` of `(free, total)`.

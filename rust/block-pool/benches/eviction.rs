@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use block_pool::{EvictionPolicy, NodeLink, PageId, Priority, Slab, Step, Taken};
+use block_pool::{EvictionPolicy, NodeLink, PageId, Pool, Priority, Step, Taken};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -25,11 +25,11 @@ fn one_by_one(criterion: &mut Criterion) {
     for policy in [EvictionPolicy::PriorityLru, EvictionPolicy::PrioritySlru] {
         let mut group = group(criterion, &format!("take and release/{policy:?}"));
         for pages in [1_000, 10_000, 100_000, 1_000_000] {
-            let mut slab = shuffled(pages, policy);
+            let mut pool = shuffled(pages, policy);
             group.bench_function(BenchmarkId::from_parameter(pages), |bencher| {
                 bencher.iter(|| {
-                    let taken = slab.take(Priority::DEFAULT).expect("every page is evictable");
-                    publish_and_release(&mut slab, black_box(taken));
+                    let taken = pool.take(Priority::DEFAULT).expect("every page is evictable");
+                    publish_and_release(&mut pool, black_box(taken));
                 });
             });
         }
@@ -40,14 +40,14 @@ fn many_at_once(criterion: &mut Criterion) {
     let mut group = group(criterion, "take many and release");
     let mut taken = Vec::new();
     for pages in [10_000, 100_000, 1_000_000] {
-        let mut slab = shuffled(pages, EvictionPolicy::PriorityLru);
+        let mut pool = shuffled(pages, EvictionPolicy::PriorityLru);
         group.throughput(Throughput::Elements(RUN.into()));
         group.bench_function(BenchmarkId::from_parameter(pages), |bencher| {
             bencher.iter(|| {
                 taken.clear();
-                assert!(slab.take_many(RUN, Priority::DEFAULT, &mut taken));
+                assert!(pool.take_many(RUN, Priority::DEFAULT, &mut taken));
                 for &taken in &taken {
-                    publish_and_release(&mut slab, taken);
+                    publish_and_release(&mut pool, taken);
                 }
             });
         });
@@ -56,36 +56,36 @@ fn many_at_once(criterion: &mut Criterion) {
 
 fn runs(criterion: &mut Criterion) {
     let mut group = group(criterion, "hit and release a run");
-    let mut slab = cached(100_000, EvictionPolicy::PriorityLru);
-    (1..=100_000).rev().for_each(|page| slab.release(PageId(page), Step(1)));
+    let mut pool = cached(100_000, EvictionPolicy::PriorityLru);
+    (1..=100_000).rev().for_each(|page| pool.release(PageId(page), Step(1)));
     let mut first = 1;
     group.throughput(Throughput::Elements(RUN.into()));
     group.bench_function(BenchmarkId::from_parameter(RUN), |bencher| {
         bencher.iter(|| {
             first = (first + RUN) % (100_000 - RUN) + 1;
-            (first..first + RUN).for_each(|page| slab.acquire(PageId(page)));
-            (first..first + RUN).rev().for_each(|page| slab.release(PageId(page), Step(2)));
+            (first..first + RUN).for_each(|page| pool.acquire(PageId(page)));
+            (first..first + RUN).rev().for_each(|page| pool.release(PageId(page), Step(2)));
         });
     });
 }
 
-fn publish_and_release(slab: &mut Slab, taken: Taken) {
-    slab.publish(taken.page, taken.evicted.expect("every page is cached"), Step(1));
-    slab.release(taken.page, Step(1));
+fn publish_and_release(pool: &mut Pool, taken: Taken) {
+    pool.publish(taken.page, taken.evicted.expect("every page is cached"), Step(1));
+    pool.release(taken.page, Step(1));
 }
 
-/// A slab all of whose pages are cached, and held.
-fn cached(pages: u32, policy: EvictionPolicy) -> Slab {
-    let mut slab = Slab::new(pages, policy, Priority::DEFAULT);
-    while let Some(taken) = slab.take(Priority::DEFAULT) {
-        slab.publish(taken.page, NodeLink(taken.page.0), Step(1));
+/// A pool all of whose pages are cached, and held.
+fn cached(pages: u32, policy: EvictionPolicy) -> Pool {
+    let mut pool = Pool::new(pages, policy, Priority::DEFAULT);
+    while let Some(taken) = pool.take(Priority::DEFAULT) {
+        pool.publish(taken.page, NodeLink(taken.page.0), Step(1));
     }
-    slab
+    pool
 }
 
-/// A slab all of whose pages are evictable, released in an order that looks random.
-fn shuffled(pages: u32, policy: EvictionPolicy) -> Slab {
-    let mut slab = cached(pages, policy);
+/// A pool all of whose pages are evictable, released in an order that looks random.
+fn shuffled(pages: u32, policy: EvictionPolicy) -> Pool {
+    let mut pool = cached(pages, policy);
     let mut order: Vec<u32> = (1..=pages).collect();
     let mut random = 1_u64;
     for at in (1..order.len()).rev() {
@@ -93,9 +93,9 @@ fn shuffled(pages: u32, policy: EvictionPolicy) -> Slab {
         order.swap(at, (random >> 33) as usize % (at + 1));
     }
     for page in order {
-        slab.release(PageId(page), Step(1));
+        pool.release(PageId(page), Step(1));
     }
-    slab
+    pool
 }
 
 criterion_group!(benches, one_by_one, many_at_once, runs);

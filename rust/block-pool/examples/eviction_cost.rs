@@ -13,7 +13,7 @@ use std::env;
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
 
-use block_pool::{EvictionPolicy, NodeLink, PageId, Priority, Slab, Step};
+use block_pool::{EvictionPolicy, NodeLink, PageId, Pool, Priority, Step};
 
 const POOLS: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
 const EVICTIONS: u32 = 20_000;
@@ -23,8 +23,8 @@ fn main() -> ExitCode {
     let given: Vec<String> = env::args().skip(1).collect();
     if let [policy, pages, evictions] = &given[..] {
         let policy = policy.parse().expect("the name of a policy");
-        let mut slab = shuffled(pages.parse().expect("a number of pages"), policy);
-        evict(&mut slab, evictions.parse().expect("a number of evictions"));
+        let mut pool = shuffled(pages.parse().expect("a number of pages"), policy);
+        evict(&mut pool, evictions.parse().expect("a number of evictions"));
         return ExitCode::SUCCESS;
     }
     println!("instructions an eviction, by pages in the pool");
@@ -63,28 +63,28 @@ fn count(policy: &str, pages: u32) -> f64 {
 
 /// What is counted. A function of its own, so that callgrind finds it by its name.
 #[inline(never)]
-fn evict(slab: &mut Slab, evictions: u32) {
+fn evict(pool: &mut Pool, evictions: u32) {
     for _ in 0..evictions {
-        let taken = slab.take(Priority::DEFAULT).expect("every page is evictable");
-        slab.publish(taken.page, taken.evicted.expect("every page is cached"), Step(1));
-        slab.release(black_box(taken.page), Step(1));
+        let taken = pool.take(Priority::DEFAULT).expect("every page is evictable");
+        pool.publish(taken.page, taken.evicted.expect("every page is cached"), Step(1));
+        pool.release(black_box(taken.page), Step(1));
     }
 }
 
-/// A slab all of whose pages are cached and evictable, every third of them hit before, released in an
+/// A pool all of whose pages are cached and evictable, every third of them hit before, released in an
 /// order that jumps through memory.
-fn shuffled(pages: u32, policy: EvictionPolicy) -> Slab {
+fn shuffled(pages: u32, policy: EvictionPolicy) -> Pool {
     const STRIDE: u64 = 7_368_787; // a prime: every page has its turn
-    let mut slab = Slab::new(pages, policy, Priority::DEFAULT);
-    while let Some(taken) = slab.take(Priority::DEFAULT) {
-        slab.publish(taken.page, NodeLink(taken.page.0), Step(1));
+    let mut pool = Pool::new(pages, policy, Priority::DEFAULT);
+    while let Some(taken) = pool.take(Priority::DEFAULT) {
+        pool.publish(taken.page, NodeLink(taken.page.0), Step(1));
         if taken.page.0 % 3 == 0 {
-            slab.mark_reused(taken.page);
+            pool.mark_reused(taken.page);
         }
     }
     for turn in 0..u64::from(pages) {
         let page = 1 + turn * STRIDE % u64::from(pages);
-        slab.release(PageId(page as u32), Step(1));
+        pool.release(PageId(page as u32), Step(1));
     }
-    slab
+    pool
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use thiserror::Error;
 
-/// Index of a page in its slab. Page 0 is the null page, which is never handed out.
+/// Index of a page in its pool. Page 0 is the null page, which is never handed out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PageId(pub u32);
 
@@ -24,7 +24,16 @@ impl fmt::Display for PageId {
     }
 }
 
-/// What a cached page stands for; the slab stores it and gives it back, and never looks inside.
+/// A group of layers whose KV is kept in the same way; its pages have ids of their own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GroupId(pub u8);
+
+impl GroupId {
+    /// The only group of most models.
+    pub const FIRST: GroupId = GroupId(0);
+}
+
+/// What a cached page stands for; the pool stores it and gives it back, and never looks inside.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NodeLink(pub u32);
 

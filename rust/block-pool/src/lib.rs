@@ -1,6 +1,6 @@
 //! Pages of device memory: who references them, and which goes next.
 //!
-//! A [`Slab`] is one device allocation cut into pages. It knows page ids, reference counts, transfer pins
+//! A [`Pool`] is the pages of one group, [`Pools`] those of all. It knows page ids, reference counts, transfer pins
 //! and eviction order; never bytes, tokens or sequences. What a cached page stands for is an opaque
 //! [`NodeLink`], handed back when the page is evicted so that the caller can drop its own record.
 //!
@@ -17,14 +17,16 @@
 mod ids;
 mod page;
 mod policy;
+mod pool;
+mod pools;
 mod queue;
 mod retention;
 mod runs;
-mod slab;
 mod verify;
 
-pub use ids::{NodeLink, PageId, Priority, PriorityError, Step};
+pub use ids::{GroupId, NodeLink, PageId, Priority, PriorityError, Step};
 pub use policy::{EvictionPolicy, PolicyError};
+pub use pool::{Lapsed, Next, PageState, Pool, Taken};
+pub use pools::Pools;
 pub use retention::{Retention, RetentionError};
-pub use slab::{Lapsed, Next, PageState, Slab, Taken};
 pub use verify::PageFault;

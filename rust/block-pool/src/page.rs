@@ -98,10 +98,10 @@ impl Flags {
 pub(crate) struct ColdPage {
     /// Transfers that touch the page.
     pub(crate) pins: u32,
-    /// Scratch of a planning pass, see [`Slab::mark`](crate::Slab::mark).
+    /// Scratch of a planning pass, see [`Pool::mark`](crate::Pool::mark).
     pub(crate) mark: u32,
     /// Step whose forward wrote the block that was published last.
     pub(crate) published: Step,
-    /// Hits that were counted since, see [`Slab::count_hit`](crate::Slab::count_hit).
+    /// Hits that were counted since, see [`Pool::count_hit`](crate::Pool::count_hit).
     pub(crate) hits: u32,
 }

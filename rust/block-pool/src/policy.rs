@@ -9,11 +9,11 @@ pub enum EvictionPolicy {
     /// The page released longest ago.
     #[default]
     PriorityLru,
-    /// Pages that were never hit go before pages that were ([`Slab::mark_reused`]), each in the order of
+    /// Pages that were never hit go before pages that were ([`Pool::mark_reused`]), each in the order of
     /// release, so that a scan of prompts that come once does not drive out what is used again. Once pages
     /// that were hit are over a third of the level, the page released longest ago goes, hit or not.
     ///
-    /// [`Slab::mark_reused`]: crate::Slab::mark_reused
+    /// [`Pool::mark_reused`]: crate::Pool::mark_reused
     PrioritySlru,
 }
 

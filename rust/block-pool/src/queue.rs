@@ -97,7 +97,7 @@ impl Piece {
 
 const EMPTY: List = List { first: END, last: END, len: 0 };
 
-/// The lists over the pages of one slab.
+/// The lists over the pages of one pool.
 pub(crate) struct EvictionQueues {
     lists: Box<[List; QueueId::COUNT]>,
     /// A bit a level: set when one of its lists holds a page.

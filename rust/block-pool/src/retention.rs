@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use thiserror::Error;
 
-/// A priority, for ever or for a time; afterwards the page has the slab's default priority.
+/// A priority, for ever or for a time; afterwards the page has the pool's default priority.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Retention {
     priority: Priority,
@@ -34,7 +34,7 @@ pub enum RetentionError {
 
 impl Retention {
     /// `priority` for `duration` seconds after the last release, or until `expires_at` seconds on the clock
-    /// of [`Slab::tell_time`](crate::Slab::tell_time), or for ever.
+    /// of [`Pool::tell_time`](crate::Pool::tell_time), or for ever.
     ///
     /// # Errors
     /// [`RetentionError`] for both limits at once, and for a limit that is not a time.

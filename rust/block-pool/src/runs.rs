@@ -3,12 +3,12 @@
 
 use crate::ids::{PageId, Priority, Step};
 use crate::page::Flags;
+use crate::pool::{Pool, Taken};
 use crate::queue::{Piece, QueueId};
-use crate::slab::{Slab, Taken};
 use memory::AHEAD;
 
-impl Slab {
-    /// Hands out `count` pages as [`Slab::take`] does and appends them to `taken`, or none at all when
+impl Pool {
+    /// Hands out `count` pages as [`Pool::take`] does and appends them to `taken`, or none at all when
     /// fewer are available: false then. The caller looks at what they stood for afterwards: these memory
     /// accesses do not wait for each other, as they would between one take and the next.
     pub fn take_many(&mut self, count: u32, priority: Priority, taken: &mut Vec<Taken>) -> bool {
@@ -51,7 +51,7 @@ impl Slab {
         self.queues.cut(&mut self.pages, &piece);
     }
 
-    /// [`Slab::acquire`] of pages that a request found, in the order of its blocks: they count as reused.
+    /// [`Pool::acquire`] of pages that a request found, in the order of its blocks: they count as reused.
     /// Gives the last use of each that nobody held to `waited`.
     pub fn reuse_all(&mut self, mut pages: &[PageId], mut waited: impl FnMut(Step)) {
         while let Some((&page, rest)) = pages.split_first() {
@@ -99,7 +99,7 @@ impl Slab {
         &pages[len..]
     }
 
-    /// [`Slab::release`] of pages, in the order in which they are to go.
+    /// [`Pool::release`] of pages, in the order in which they are to go.
     pub fn release_all(&mut self, pages: impl IntoIterator<Item = PageId>, last_use: Step) {
         let mut piece = Piece::NONE;
         let mut last = PageId::NULL;

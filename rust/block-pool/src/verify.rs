@@ -1,9 +1,9 @@
-//! The slab's books, checked and hashed.
+//! The pool's books, checked and hashed.
 
 use crate::ids::PageId;
 use crate::page::Flags;
+use crate::pool::{PageState, Pool};
 use crate::queue::QueueId;
-use crate::slab::{PageState, Slab};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use thiserror::Error;
@@ -11,7 +11,7 @@ use thiserror::Error;
 #[cfg(test)]
 mod tests;
 
-/// The first page that breaks the slab's books.
+/// The first page that breaks the pool's books.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{page}: {what}")]
 pub struct PageFault {
@@ -28,7 +28,7 @@ impl PageFault {
     }
 }
 
-impl Slab {
+impl Pool {
     /// Checks that every page is in exactly one state, in the list where it belongs, and that the counts
     /// add up.
     ///
@@ -73,7 +73,7 @@ impl Slab {
             return Err(PageFault::new(PageId::NULL, what));
         }
         if self.pages.len() > self.total() as usize + 1 {
-            return Err(PageFault::new(PageId(self.total() + 1), "more pages than the slab has"));
+            return Err(PageFault::new(PageId(self.total() + 1), "more pages than the pool has"));
         }
         if in_flight != self.in_flight() {
             let what = format!("{in_flight} pages are in flight, {} are counted", self.in_flight());
@@ -97,7 +97,7 @@ impl Slab {
         (self.queues.clock(), self.now.to_bits()).hash(hasher);
     }
 
-    /// The evictable pages in the order in which [`Slab::take`] would choose them if nothing else happened
+    /// The evictable pages in the order in which [`Pool::take`] would choose them if nothing else happened
     /// (uncached ones first; pristine pages are taken between these and the cached ones).
     pub fn eviction_order(&self) -> impl Iterator<Item = PageId> + use<> {
         self.queues.order(&self.pages).into_iter()

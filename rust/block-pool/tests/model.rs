@@ -1,6 +1,6 @@
 //! Any order of calls, compared with a plain list of pages after each.
 
-use block_pool::{EvictionPolicy, Lapsed, NodeLink, PageId, PageState, Priority, Retention, Slab, Step};
+use block_pool::{EvictionPolicy, Lapsed, NodeLink, PageId, PageState, Pool, Priority, Retention, Step};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ impl Page {
     }
 }
 
-/// What the slab should hold.
+/// What the pool should hold.
 struct Model {
     policy: EvictionPolicy,
     pages: BTreeMap<PageId, Page>,
@@ -231,11 +231,11 @@ impl Model {
         }
     }
 
-    fn reuse_all(&mut self, slab: &mut Slab, choices: &[usize]) {
+    fn reuse_all(&mut self, pool: &mut Pool, choices: &[usize]) {
         let pages: Vec<PageId> =
             (choices.iter()).filter_map(|&choice| self.choose(choice, |page| page.node.is_some())).collect();
         let mut waited = Vec::new();
-        slab.reuse_all(&pages, |last_use| waited.push(last_use));
+        pool.reuse_all(&pages, |last_use| waited.push(last_use));
         let mut expected = Vec::new();
         for &page in &pages {
             let record = self.page(page);
@@ -246,27 +246,27 @@ impl Model {
         assert_eq!(waited, expected);
     }
 
-    fn release_all(&mut self, slab: &mut Slab, choices: &[usize], step: Step) {
+    fn release_all(&mut self, pool: &mut Pool, choices: &[usize], step: Step) {
         let mut pages = Vec::new();
         for &choice in choices {
             let Some(page) = self.choose(choice, |page| page.refs > 0) else { continue };
             self.release(page, step);
             pages.push(page);
         }
-        slab.release_all(pages.iter().copied(), step);
+        pool.release_all(pages.iter().copied(), step);
     }
 
     /// Makes the call on both sides, if there is a page that it is legal for.
-    fn call(&mut self, slab: &mut Slab, call: &Call) -> Option<()> {
+    fn call(&mut self, pool: &mut Pool, call: &Call) -> Option<()> {
         match *call {
             Call::Take(priority) => {
-                let taken = slab.take(priority).map(|taken| (taken.page, taken.evicted));
+                let taken = pool.take(priority).map(|taken| (taken.page, taken.evicted));
                 assert_eq!(taken, self.take(priority));
             }
             Call::TakeMany(count, priority) => {
                 let room = self.pages.values().filter(|page| !page.used || page.queued.is_some()).count();
                 let mut taken = Vec::new();
-                assert_eq!(slab.take_many(count, priority, &mut taken), count as usize <= room);
+                assert_eq!(pool.take_many(count, priority, &mut taken), count as usize <= room);
                 let expected: Vec<_> = taken.iter().filter_map(|_| self.take(priority)).collect();
                 let taken: Vec<_> = taken.iter().map(|taken| (taken.page, taken.evicted)).collect();
                 assert_eq!(taken, expected);
@@ -274,45 +274,45 @@ impl Model {
             }
             Call::Acquire(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
-                slab.acquire(page);
+                pool.acquire(page);
                 self.page(page).refs += 1;
                 self.page(page).queued = None;
             }
-            Call::ReuseAll(ref choices) => self.reuse_all(slab, choices),
+            Call::ReuseAll(ref choices) => self.reuse_all(pool, choices),
             Call::Release(choice, step) => {
                 let page = self.choose(choice, |page| page.refs > 0)?;
-                slab.release(page, step);
+                pool.release(page, step);
                 self.release(page, step);
             }
-            Call::ReleaseAll(ref choices, step) => self.release_all(slab, choices, step),
+            Call::ReleaseAll(ref choices, step) => self.release_all(pool, choices, step),
             Call::Pin(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
-                slab.pin(page);
+                pool.pin(page);
                 self.page(page).pins += 1;
                 self.page(page).queued = None;
             }
             Call::Unpin(choice) => {
                 let page = self.choose(choice, |page| page.pins > 0)?;
-                let freed = slab.unpin(page);
+                let freed = pool.unpin(page);
                 self.page(page).pins -= 1;
                 self.queue(page);
                 assert_eq!(freed, self.pages[&page].queued.is_some());
             }
             Call::UnpinInPlace(choice) => {
                 let page = self.choose(choice, |page| page.pins > 0)?;
-                slab.unpin_in_place(page);
+                pool.unpin_in_place(page);
                 self.unpin_in_place(page);
             }
             Call::CountHit(choice) => {
                 let page = self.choose(choice, |page| page.node.is_some())?;
                 self.page(page).hits += 1;
-                assert_eq!(slab.count_hit(page), self.pages[&page].hits);
+                assert_eq!(pool.count_hit(page), self.pages[&page].hits);
             }
             Call::Publish(choice, step) => {
                 let page = self.choose(choice, |page| page.refs > 0 && page.node.is_none())?;
                 self.calls += 1;
                 let node = NodeLink(self.calls as u32);
-                slab.publish(page, node, step);
+                pool.publish(page, node, step);
                 let record = self.page(page);
                 (record.node, record.reused, record.hits) = (Some(node), false, 0);
                 record.stamp = node.0.into();
@@ -320,29 +320,29 @@ impl Model {
             }
             Call::Withdraw(choice) => {
                 let page = self.choose(choice, |page| page.node.is_some())?;
-                slab.withdraw(page);
+                pool.withdraw(page);
                 self.page(page).node = None;
                 self.queue(page);
             }
             Call::Retain(choice, retention) => {
                 let page = self.choose(choice, |page| page.used)?;
-                slab.retain(page, retention);
+                pool.retain(page, retention);
                 let now = self.now;
                 let record = self.page(page);
                 (record.retention, record.released) = (retention, now);
             }
             Call::MarkReused(choice) => {
                 let page = self.choose(choice, |page| page.node.is_some())?;
-                assert_eq!(slab.mark_reused(page), !self.pages[&page].reused);
+                assert_eq!(pool.mark_reused(page), !self.pages[&page].reused);
                 self.page(page).reused = true;
             }
             Call::TellTime(passed) => {
                 let now = self.now + passed;
-                assert_eq!(slab.tell_time(now), self.tell_time(now));
+                assert_eq!(pool.tell_time(now), self.tell_time(now));
             }
             Call::Refresh(choice) => {
                 let page = self.choose(choice, |page| page.used)?;
-                slab.refresh(page);
+                pool.refresh(page);
                 if self.pages[&page].refs == 0 {
                     self.page(page).released = self.now;
                     self.queue(page);
@@ -351,14 +351,14 @@ impl Model {
                 }
             }
             Call::ForgetAll => {
-                slab.forget_all();
-                self.forget_all(&slab.eviction_order().collect::<Vec<_>>());
+                pool.forget_all();
+                self.forget_all(&pool.eviction_order().collect::<Vec<_>>());
             }
         }
         Some(())
     }
 
-    /// `order` is what the slab makes of it: the uncached pages as they were, then level after level. In
+    /// `order` is what the pool makes of it: the uncached pages as they were, then level after level. In
     /// a level it may choose.
     fn forget_all(&mut self, order: &[PageId]) {
         let uncached = self.uncached();
@@ -375,13 +375,13 @@ impl Model {
         }
     }
 
-    fn compare(&self, slab: &Slab) {
-        slab.verify().unwrap();
+    fn compare(&self, pool: &Pool) {
+        pool.verify().unwrap();
         let cached = self.order()[self.uncached().len()..].to_vec();
         for count in [0, 2, cached.len(), cached.len() + 3] {
-            assert_eq!(slab.victims(count), cached[..count.min(cached.len())]);
+            assert_eq!(pool.victims(count), cached[..count.min(cached.len())]);
         }
-        assert_eq!(slab.eviction_order().collect::<Vec<_>>(), self.order());
+        assert_eq!(pool.eviction_order().collect::<Vec<_>>(), self.order());
         for (&id, page) in &self.pages {
             let state = match page {
                 Page { used: false, .. } => PageState::Pristine,
@@ -389,18 +389,18 @@ impl Model {
                 Page { pins: 1.., .. } => PageState::InFlight,
                 _ => PageState::Evictable,
             };
-            assert_eq!(slab.state(id), state, "{id}");
-            assert_eq!((slab.refs(id), slab.pins(id)), (page.refs, page.pins), "{id}");
-            assert_eq!(slab.node(id), page.node, "{id}");
-            assert_eq!(slab.retention(id), page.retention, "{id}");
-            assert_eq!(slab.is_reused(id), page.reused && page.node.is_some(), "{id}");
+            assert_eq!(pool.state(id), state, "{id}");
+            assert_eq!((pool.refs(id), pool.pins(id)), (page.refs, page.pins), "{id}");
+            assert_eq!(pool.node(id), page.node, "{id}");
+            assert_eq!(pool.retention(id), page.retention, "{id}");
+            assert_eq!(pool.is_reused(id), page.reused && page.node.is_some(), "{id}");
             if page.used {
-                assert_eq!(slab.last_use(id), page.last_use, "{id}");
+                assert_eq!(pool.last_use(id), page.last_use, "{id}");
             }
         }
-        let count = |state| self.pages.keys().filter(|&&page| slab.state(page) == state).count() as u32;
-        assert_eq!(slab.in_flight(), count(PageState::InFlight));
-        assert_eq!(slab.available(), count(PageState::Pristine) + count(PageState::Evictable));
+        let count = |state| self.pages.keys().filter(|&&page| pool.state(page) == state).count() as u32;
+        assert_eq!(pool.in_flight(), count(PageState::InFlight));
+        assert_eq!(pool.available(), count(PageState::Pristine) + count(PageState::Evictable));
     }
 }
 
@@ -414,11 +414,11 @@ proptest! {
         policy in any_policy(),
         calls in prop::collection::vec(any_call(), 1..160),
     ) {
-        let mut slab = Slab::new(PAGES, policy, Priority::DEFAULT);
+        let mut pool = Pool::new(PAGES, policy, Priority::DEFAULT);
         let mut model = Model::new(policy);
         for call in &calls {
-            model.call(&mut slab, call);
-            model.compare(&slab);
+            model.call(&mut pool, call);
+            model.compare(&pool);
         }
     }
 }

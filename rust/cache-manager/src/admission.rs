@@ -181,7 +181,7 @@ impl Ledger {
             scratch.plans.push(plan);
         }
         // With room for every hit beside the new pages, no hit need be looked at.
-        if needed + scratch.hits.len() as u64 <= u64::from(self.slab.available()) {
+        if needed + scratch.hits.len() as u64 <= u64::from(self.pool.available()) {
             return Ok(());
         }
         self.check_room(scratch)
@@ -189,20 +189,20 @@ impl Ledger {
 
     /// Whether the planned batch fits, to the page.
     fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
-        self.slab.open_marks();
-        let available = i64::from(self.slab.available());
+        self.pool.open_marks();
+        let available = i64::from(self.pool.available());
         let (mut needed, mut own_hits, mut given_back) = (0i64, 0i64, 0i64);
         let mut refused = None;
         for plan in &scratch.plans {
             for &page in &scratch.hits.pages[plan.hits.clone()] {
-                if self.slab.is_evictable(page) && self.slab.mark(page) {
+                if self.pool.is_evictable(page) && self.pool.mark(page) {
                     own_hits += 1;
                 }
             }
             for &page in &self.sequence(plan.slot)?.row[plan.replaced.clone()] {
                 // A page that the tree knows, by way of a fork, may be a hit of this batch.
-                let alone = self.slab.refs(page) == 1 && self.slab.pins(page) == 0;
-                given_back += i64::from(alone && self.slab.node(page).is_none());
+                let alone = self.pool.refs(page) == 1 && self.pool.pins(page) == 0;
+                given_back += i64::from(alone && self.pool.node(page).is_none());
             }
             let left = available + given_back - own_hits - needed;
             let pages = plan.pages();
@@ -296,7 +296,7 @@ impl Ledger {
         let limit = self.config.max_pages_per_request(sequence.drafts);
         let most = len + sequence.draft_room([].iter());
         if u64::from(most) > u64::from(limit) * u64::from(page_size) {
-            let room = self.room(most.div_ceil(page_size), self.slab.available());
+            let room = self.room(most.div_ceil(page_size), self.pool.available());
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
         let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
@@ -343,7 +343,7 @@ impl Ledger {
         let step = self.step.0;
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
             let pages = &scratch.hits.pages[plan.hits.clone()];
-            self.slab.reuse_all(pages, |last_use| gaps.add(step - last_use.0));
+            self.pool.reuse_all(pages, |last_use| gaps.add(step - last_use.0));
         }
         drop(gaps);
         for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
@@ -389,7 +389,7 @@ impl Ledger {
         let (nodes, pages) = (&hits.nodes[plan.hits.clone()], &hits.pages[plan.hits.clone()]);
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         for block in plan.replaced.clone().rev() {
-            let_go(&mut self.slab, &self.tree, sequence.row[block], sequence.last_step);
+            let_go(&mut self.pool, &self.tree, sequence.row[block], sequence.last_step);
         }
         if !plan.replaced.is_empty() {
             sequence.row_version += 1;
@@ -416,7 +416,7 @@ impl Ledger {
     /// Takes pages that the plan left room for; [`Ledger::taken`] lists them.
     pub(crate) fn take(&mut self, count: u32) {
         self.taken.clear();
-        let complete = self.slab.take_many(count, self.config.priority, &mut self.taken);
+        let complete = self.pool.take_many(count, self.config.priority, &mut self.taken);
         assert!(complete, "the plan left room for every page");
         for (index, taken) in self.taken.iter().enumerate() {
             if let Some(later) = self.taken.get(index + AHEAD).and_then(|later| later.evicted) {
@@ -428,7 +428,7 @@ impl Ledger {
                 self.events.removed(key);
                 self.evicted.add(key, self.step);
                 self.counters.evictions += 1;
-                self.counters.residency.add(self.step.0 - self.slab.published(taken.page).0);
+                self.counters.residency.add(self.step.0 - self.pool.published(taken.page).0);
             }
             self.counters.pages_allocated_new += u64::from(taken.pristine);
         }
@@ -472,12 +472,12 @@ impl Ledger {
 
     /// The pool for an error: `free` pages can be had beside the hits of the batch.
     pub(crate) fn room(&self, needed: u32, free: u32) -> NoRoom {
-        let total = self.slab.total();
+        let total = self.pool.total();
         NoRoom {
             needed,
             free,
-            evictable: free.saturating_sub(self.slab.pristine()),
-            pinned: total - self.slab.available(),
+            evictable: free.saturating_sub(self.pool.pristine()),
+            pinned: total - self.pool.available(),
             total,
         }
     }

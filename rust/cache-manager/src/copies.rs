@@ -6,7 +6,7 @@
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::slots::SlotId;
-use block_pool::{PageId, Slab, Step};
+use block_pool::{PageId, Pool, Step};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
@@ -104,9 +104,9 @@ impl Ledger {
 
     /// Pins `pages` for a copy that waits for the fence of step `after`, and of every page's last use.
     pub(crate) fn begin_copy(&mut self, pages: Vec<PageId>, after: Step, waiter: Option<SlotId>) -> CopyJob {
-        let last_use = pages.iter().map(|&page| self.slab.last_use(page)).max().unwrap_or_default();
+        let last_use = pages.iter().map(|&page| self.pool.last_use(page)).max().unwrap_or_default();
         for &page in &pages {
-            self.slab.pin(page);
+            self.pool.pin(page);
         }
         let id = CopyId(self.copies.next);
         self.copies.next += 1;
@@ -139,10 +139,10 @@ impl Ledger {
             // block is evicted before a block below it.
             for &page in copy.pages.iter().rev() {
                 if copy.demotion {
-                    self.slab.unpin_in_place(page);
-                    self.slab.set_offered(page, end == CopyEnd::Done);
-                } else if self.slab.unpin(page) {
-                    refresh_ancestors(&mut self.slab, &self.tree, page);
+                    self.pool.unpin_in_place(page);
+                    self.pool.set_offered(page, end == CopyEnd::Done);
+                } else if self.pool.unpin(page) {
+                    refresh_ancestors(&mut self.pool, &self.tree, page);
                 }
             }
             match end {
@@ -162,20 +162,20 @@ impl Ledger {
 
 /// One reference less to a page that may stand for a block. If that was the last one, what lies above counts
 /// as used now, so that no block is evicted before a block below it.
-pub(crate) fn let_go(slab: &mut Slab, tree: &PrefixTree, page: PageId, last_use: Step) {
-    slab.release(page, last_use);
-    if slab.is_evictable(page) {
-        refresh_ancestors(slab, tree, page);
+pub(crate) fn let_go(pool: &mut Pool, tree: &PrefixTree, page: PageId, last_use: Step) {
+    pool.release(page, last_use);
+    if pool.is_evictable(page) {
+        refresh_ancestors(pool, tree, page);
     }
 }
 
 /// Counts the blocks above that of `page`, which just became evictable, as used now too: whatever their
 /// priorities, which may be equal later, and also while copies read them.
-pub(crate) fn refresh_ancestors(slab: &mut Slab, tree: &PrefixTree, page: PageId) {
-    let mut node = slab.node(page).map(|link| NodeId(link.0));
+pub(crate) fn refresh_ancestors(pool: &mut Pool, tree: &PrefixTree, page: PageId) {
+    let mut node = pool.node(page).map(|link| NodeId(link.0));
     while let Some(ParentId::Node(parent)) = node.map(|node| tree.parent(node)) {
         match tree.page(parent) {
-            Some(page) if slab.refs(page) == 0 => slab.refresh(page),
+            Some(page) if pool.refs(page) == 0 => pool.refresh(page),
             _ => return,
         }
         node = Some(parent);

@@ -22,10 +22,10 @@ impl Ledger {
     pub fn force_panic(&mut self, fault: Fault) -> ! {
         match fault {
             Fault::AtOnce => {}
-            Fault::HalfReset => self.slab.forget_all(),
+            Fault::HalfReset => self.pool.forget_all(),
             Fault::HalfRelease => {
                 if let Some(sequence) = self.slots.iter_mut().find(|sequence| !sequence.row.is_empty()) {
-                    self.slab.release(sequence.row[0], sequence.last_step);
+                    self.pool.release(sequence.row[0], sequence.last_step);
                 }
             }
         }

@@ -43,7 +43,7 @@ impl Ledger {
     /// Who holds pages; a cache that is asleep.
     pub fn check_unused(&self) -> Result<(), LedgerError> {
         self.check_awake()?;
-        let held = self.slab.total() - self.slab.available() - self.slab.in_flight();
+        let held = self.pool.total() - self.pool.available() - self.pool.in_flight();
         if held > 0 || !self.page_copies.is_empty() { Err(self.in_use()) } else { Ok(()) }
     }
 
@@ -53,7 +53,7 @@ impl Ledger {
             sequence.row.len() + returning > 0 || sequence.load.is_some()
         };
         LedgerError::InUse {
-            pages: self.slab.total() - self.slab.available(),
+            pages: self.pool.total() - self.pool.available(),
             requests: self.slots.iter().filter(|(_, sequence)| holds(sequence)).count(),
             pins: self.pins.pages.len(),
             copies: self.copies.in_flight.len() + self.page_copies.len(),
@@ -85,7 +85,7 @@ impl Ledger {
     fn forget_device(&mut self, goes_on: impl Fn(&Sequence) -> bool) {
         self.tree.clear();
         self.evicted.clear();
-        self.slab.forget_all();
+        self.pool.forget_all();
         self.epoch += 1;
         for sequence in self.slots.iter_mut().filter(|sequence| goes_on(sequence)) {
             sequence.join_epoch(&mut self.tree, self.epoch);
@@ -110,10 +110,10 @@ impl Ledger {
         let below: Vec<NodeId> = self.tree.descendants(parent).collect();
         let mut forgotten = 0;
         for node in below {
-            let unused = self.tree.page(node).filter(|&page| self.slab.is_evictable(page));
+            let unused = self.tree.page(node).filter(|&page| self.pool.is_evictable(page));
             let Some(page) = unused else { continue };
             self.events.removed(self.tree.key(node));
-            self.slab.withdraw(page);
+            self.pool.withdraw(page);
             self.tree.clear_page(node);
             forgotten += 1;
         }

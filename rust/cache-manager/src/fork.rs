@@ -30,7 +30,7 @@ impl Ledger {
         }
         self.counters.forks += 1;
         for &page in &child.row {
-            self.slab.acquire(page);
+            self.pool.acquire(page);
         }
         if child.epoch == self.epoch {
             self.tree.acquire_namespace(&child.namespace_key);

@@ -14,7 +14,7 @@ use crate::slots::{SlotId, Slots};
 use crate::snapshot;
 use crate::write_policy::Demotion;
 use block_hash::{Identity, Token};
-use block_pool::{PageId, Slab, Step, Taken};
+use block_pool::{PageId, Pool, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
 use tiered_connector::job::UnitId;
@@ -23,7 +23,7 @@ use tiered_connector::job::UnitId;
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one ledger")]
 pub struct Ledger {
     pub(crate) config: LedgerConfig,
-    pub(crate) slab: Slab,
+    pub(crate) pool: Pool,
     pub(crate) tree: PrefixTree,
     pub(crate) slots: Slots,
     /// Pages that the newest [`Ledger::take`] took.
@@ -69,11 +69,11 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger with an empty pool.
     pub fn new(config: LedgerConfig) -> Ledger {
-        let slab = Slab::new(config.pages, config.policy, config.priority);
+        let pool = Pool::new(config.pages, config.policy, config.priority);
         let blocks = if config.prefix_caching { config.pages as usize } else { 0 };
         Ledger {
             tree: PrefixTree::new(config.page_size as usize, blocks),
-            slab,
+            pool,
             slots: Slots::default(),
             taken: Vec::new(),
             copies: Copies::default(),
@@ -277,8 +277,8 @@ impl Ledger {
     }
 
     /// The pool, to read.
-    pub fn slab(&self) -> &Slab {
-        &self.slab
+    pub fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// Cached blocks on the device, referenced or not.

@@ -7,7 +7,7 @@ use crate::loads::drop_load;
 use crate::sequence::{Released, Sequence};
 use crate::slots::SlotId;
 use crate::suspension::drop_suspension;
-use block_pool::{Slab, Step};
+use block_pool::{Pool, Step};
 use radix_tree::PrefixTree;
 
 impl Ledger {
@@ -35,7 +35,7 @@ impl Ledger {
         }
         sequence.check_present(slot)?;
         sequence.drop_steps_out(launched);
-        drop_load(sequence, page_size, &mut self.slab);
+        drop_load(sequence, page_size, &mut self.pool);
         sequence.tokens.truncate(len as usize);
         // From an item that is cut short on, blocks have another identity than they had.
         let same = sequence.extras.truncate(len as usize).map_or(len, |token| token as u32);
@@ -46,10 +46,10 @@ impl Ledger {
         }
         // The page of a partial block stays only if it is the request's own and nobody else knows it.
         let known =
-            |page| self.slab.node(page).is_some() || self.slab.refs(page) > 1 || self.slab.pins(page) > 0;
+            |page| self.pool.node(page).is_some() || self.pool.refs(page) > 1 || self.pool.pins(page) > 0;
         let shared = same < len || sequence.row.get(full).is_some_and(|&page| known(page));
         let keep = if shared { full } else { len.div_ceil(page_size) as usize };
-        sequence.give_back(keep, full, &mut self.slab, &mut self.tree, current);
+        sequence.give_back(keep, full, &mut self.pool, &mut self.tree, current);
         sequence.processed = sequence.processed.min(if shared { full as u32 * page_size } else { len });
         sequence.position = sequence.processed;
         sequence.prompt_end = sequence.prompt_end.min(len);
@@ -73,9 +73,9 @@ impl Ledger {
         for &slot in batch {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
-            drop_load(sequence, page_size, &mut self.slab);
-            self.units_let_go.extend(drop_suspension(sequence, &mut self.slab));
-            sequence.give_back(0, 0, &mut self.slab, &mut self.tree, current);
+            drop_load(sequence, page_size, &mut self.pool);
+            self.units_let_go.extend(drop_suspension(sequence, &mut self.pool));
+            sequence.give_back(0, 0, &mut self.pool, &mut self.tree, current);
             start_over(sequence, &mut self.tree, current);
             self.counters.preemptions += 1;
         }
@@ -124,9 +124,9 @@ impl Ledger {
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
-        drop_load(&mut sequence, self.config.page_size, &mut self.slab);
-        self.units_let_go.extend(drop_suspension(&mut sequence, &mut self.slab));
-        sequence.give_back(0, 0, &mut self.slab, &mut self.tree, self.epoch);
+        drop_load(&mut sequence, self.config.page_size, &mut self.pool);
+        self.units_let_go.extend(drop_suspension(&mut sequence, &mut self.pool));
+        sequence.give_back(0, 0, &mut self.pool, &mut self.tree, self.epoch);
         if sequence.epoch == self.epoch {
             self.tree.release_namespace(sequence.namespace);
         }
@@ -161,7 +161,7 @@ impl Sequence {
         &mut self,
         pages: usize,
         nodes: usize,
-        slab: &mut Slab,
+        pool: &mut Pool,
         tree: &mut PrefixTree,
         epoch: u32,
     ) {
@@ -173,22 +173,22 @@ impl Sequence {
             if twins.peek().is_none() && block < published {
                 // The rest is released in one go.
                 let pages = sequence.row.get(pages..=block).unwrap_or_default();
-                slab.release_all(pages.iter().rev().copied(), sequence.last_step);
+                pool.release_all(pages.iter().rev().copied(), sequence.last_step);
                 break;
             }
             if block >= pages {
                 let page = sequence.row[block];
                 if block < published {
-                    slab.release(page, sequence.last_step);
+                    pool.release(page, sequence.last_step);
                 } else {
                     // The tree may know it by way of another request that shared it.
-                    let_go(slab, tree, page, sequence.last_step);
+                    let_go(pool, tree, page, sequence.last_step);
                 }
             }
             if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
                 let node = sequence.nodes[block];
                 if let Some(twin) = tree.page(node) {
-                    slab.refresh(twin);
+                    pool.refresh(twin);
                 }
                 if block >= nodes {
                     tree.release_anchor(node);

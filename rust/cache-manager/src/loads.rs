@@ -13,7 +13,7 @@ use crate::ledger::{Ledger, parent_after};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_hash::{Chain, Guards, Identity};
-use block_pool::{PageId, Slab};
+use block_pool::{PageId, Pool};
 use radix_tree::Hits;
 
 /// A load in flight, of blocks `first .. first + pages.len()`.
@@ -146,7 +146,7 @@ impl Ledger {
         let Some(load) = sequence.load.take_if(|load| load.copy == copy) else { return false };
         if end != CopyEnd::Done {
             sequence.load_failed |= end == CopyEnd::Failed;
-            undo(sequence, &load, page_size, &mut self.slab);
+            undo(sequence, &load, page_size, &mut self.pool);
             if sequence.epoch != self.epoch && sequence.holds_nothing() {
                 sequence.join_epoch(&mut self.tree, self.epoch);
             }
@@ -154,7 +154,7 @@ impl Ledger {
         }
         let end = load.first as usize + load.pages.len();
         for block in (load.first as usize..end.min(sequence.row.len())).rev() {
-            let_go(&mut self.slab, &self.tree, sequence.row[block], sequence.last_step);
+            let_go(&mut self.pool, &self.tree, sequence.row[block], sequence.last_step);
             sequence.row_version += 1;
         }
         let kept = sequence.row.split_off(end.min(sequence.row.len()));
@@ -171,15 +171,15 @@ impl Ledger {
 }
 
 /// The request no longer waits: pages of the load are in flight until the copy ends, then free.
-pub(crate) fn drop_load(sequence: &mut Sequence, page_size: u32, slab: &mut Slab) {
+pub(crate) fn drop_load(sequence: &mut Sequence, page_size: u32, pool: &mut Pool) {
     if let Some(load) = sequence.load.take() {
-        undo(sequence, &load, page_size, slab);
+        undo(sequence, &load, page_size, pool);
     }
 }
 
-fn undo(sequence: &mut Sequence, load: &Load, page_size: u32, slab: &mut Slab) {
+fn undo(sequence: &mut Sequence, load: &Load, page_size: u32, pool: &mut Pool) {
     sequence.cached -= load.tokens(sequence.position, page_size);
     for &page in load.rest.iter().rev().chain(load.pages.iter().rev()) {
-        slab.release(page, sequence.last_step);
+        pool.release(page, sequence.last_step);
     }
 }

@@ -21,9 +21,9 @@ impl Ledger {
         let copies = std::mem::take(&mut self.page_copies);
         for page in copies.iter().flat_map(|&(source, destination)| [source, destination]) {
             // By way of a reference, which notes the step whose fence a mover must wait for.
-            self.slab.acquire(page);
-            self.slab.unpin(page);
-            let_go(&mut self.slab, &self.tree, page, self.step);
+            self.pool.acquire(page);
+            self.pool.unpin(page);
+            let_go(&mut self.pool, &self.tree, page, self.step);
         }
         copies
     }
@@ -38,8 +38,8 @@ impl Ledger {
     /// several holders in one batch keeps it.
     pub(crate) fn must_copy(&self, sequence: &Sequence, start: u32, leaving: &mut Leaving) -> bool {
         let Some(&page) = sequence.row.get((start / self.config.page_size) as usize) else { return false };
-        let (refs, pins) = (self.slab.refs(page), self.slab.pins(page));
-        let known = self.slab.node(page).is_some();
+        let (refs, pins) = (self.pool.refs(page), self.pool.pins(page));
+        let known = self.pool.node(page).is_some();
         if refs == 1 && pins == 0 && !known {
             return false;
         }
@@ -63,9 +63,9 @@ impl Ledger {
         let [Taken { page: destination, .. }] = self.taken[..] else { return };
         let source = std::mem::replace(&mut sequence.row[block], destination);
         sequence.row_version += 1;
-        self.slab.pin(source);
-        self.slab.pin(destination);
-        self.slab.release(source, self.step);
+        self.pool.pin(source);
+        self.pool.pin(destination);
+        self.pool.release(source, self.step);
         self.page_copies.push((source, destination));
         self.counters.page_copies += 1;
     }

@@ -28,7 +28,7 @@ impl Ledger {
         let nodes = if sequence.epoch == self.epoch { &sequence.nodes[..] } else { &[] };
         let pages: Vec<PageId> = nodes.iter().map_while(|&node| self.tree.page(node)).collect();
         for &page in &pages {
-            self.slab.acquire(page);
+            self.pool.acquire(page);
         }
         let id = self.pins.next;
         self.pins.next += 1;
@@ -43,7 +43,7 @@ impl Ledger {
     pub fn unpin(&mut self, pin: u64) -> Result<(), LedgerError> {
         let pages = self.pins.pages.remove(&pin).ok_or(LedgerError::UnknownPin(pin))?;
         for &page in pages.iter().rev() {
-            self.slab.release(page, Step(0));
+            self.pool.release(page, Step(0));
         }
         Ok(())
     }

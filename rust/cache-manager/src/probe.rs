@@ -58,7 +58,7 @@ impl Ledger {
         let present = hits.len();
         for &page in hits.pages.iter().take(reusable) {
             reuse.all += 1;
-            reuse.allocated += u32::from(self.slab.state(page) != PageState::Evictable);
+            reuse.allocated += u32::from(self.pool.state(page) != PageState::Evictable);
         }
         reuse.present = present as u32;
         if present < full {

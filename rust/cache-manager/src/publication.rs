@@ -9,7 +9,7 @@ use crate::misses::EvictedKeys;
 use crate::retention::retain;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{NodeLink, Slab};
+use block_pool::{NodeLink, Pool};
 use memory::AHEAD;
 use radix_tree::{Insertion, PrefixTree};
 
@@ -53,7 +53,7 @@ impl Ledger {
             config: &self.config,
             sequence,
             tree: &mut self.tree,
-            slab: &mut self.slab,
+            pool: &mut self.pool,
             events: &mut self.events,
             evicted: &mut self.evicted,
             counters: &mut self.counters,
@@ -75,7 +75,7 @@ struct Publication<'a> {
     config: &'a LedgerConfig,
     sequence: &'a mut Sequence,
     tree: &'a mut PrefixTree,
-    slab: &'a mut Slab,
+    pool: &'a mut Pool,
     events: &'a mut EventLog,
     evicted: &'a mut EvictedKeys,
     counters: &'a mut Counters,
@@ -144,17 +144,17 @@ impl Publication<'_> {
                 self.store(block);
             }
             // Published by a request that shares the page with this one.
-            Some(page) if page == own => retain(self.slab, self.tree, self.events, page, retention),
+            Some(page) if page == own => retain(self.pool, self.tree, self.events, page, retention),
             Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
-                retain(self.slab, self.tree, self.events, twin, retention);
-                self.slab.acquire(twin);
-                self.slab.release(own, sequence.last_step);
+                retain(self.pool, self.tree, self.events, twin, retention);
+                self.pool.acquire(twin);
+                self.pool.release(own, sequence.last_step);
                 sequence.row[block] = twin;
                 sequence.row_version += 1;
                 self.counters.adopted_blocks += 1;
             }
             Some(twin) => {
-                retain(self.slab, self.tree, self.events, twin, retention);
+                retain(self.pool, self.tree, self.events, twin, retention);
                 self.tree.anchor(node);
                 sequence.anchored.push(block as u32);
                 self.counters.private_blocks += 1;
@@ -171,13 +171,13 @@ impl Publication<'_> {
             self.evicted.prefetch(later);
         }
         self.evicted.forget(keys[block]);
-        self.slab.publish(page, NodeLink(sequence.nodes[block].0), sequence.last_step);
+        self.pool.publish(page, NodeLink(sequence.nodes[block].0), sequence.last_step);
         if let Some(retention) = sequence.retention_of(block, page_size) {
-            self.slab.retain(page, retention);
+            self.pool.retain(page, retention);
         }
         self.counters.published_blocks += 1;
         self.published.push(block);
-        if let Some(before) = self.run.add(block, self.slab.priority(page)) {
+        if let Some(before) = self.run.add(block, self.pool.priority(page)) {
             self.events.stored(|| before.of(sequence, page_size));
         }
     }

@@ -5,7 +5,7 @@ use crate::events::{Change, EventLog};
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{PageId, Priority, Retention, Slab};
+use block_pool::{PageId, Pool, Priority, Retention};
 use radix_tree::{NodeId, PrefixTree};
 use std::ops::Range;
 use thiserror::Error;
@@ -127,7 +127,7 @@ impl Ledger {
                 let pages: Vec<_> = sequence.nodes.iter().filter_map(|&node| self.tree.page(node)).collect();
                 for page in pages {
                     if !self.is_kept(page, hint) {
-                        retain(&mut self.slab, &self.tree, &mut self.events, page, Some(hint));
+                        retain(&mut self.pool, &self.tree, &mut self.events, page, Some(hint));
                     }
                 }
             }
@@ -137,7 +137,7 @@ impl Ledger {
 
     /// Whether `page` has a higher priority already, or the same for at least as long from now.
     fn is_kept(&self, page: PageId, hint: Retention) -> bool {
-        let kept = self.slab.retention(page);
+        let kept = self.pool.retention(page);
         let end = |it: Retention| {
             it.expires_at().or_else(|| it.duration().map(|time| self.now + time)).unwrap_or(f64::INFINITY)
         };
@@ -152,10 +152,10 @@ impl Ledger {
         for (&node, &page) in sequence.nodes.iter().zip(&sequence.row).rev() {
             let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
             // The stored page is another session's where this one kept a twin.
-            if !alone || self.tree.page(node) != Some(page) || self.slab.refs(page) > 1 {
+            if !alone || self.tree.page(node) != Some(page) || self.pool.refs(page) > 1 {
                 return;
             }
-            retain(&mut self.slab, &self.tree, &mut self.events, page, Some(lowest));
+            retain(&mut self.pool, &self.tree, &mut self.events, page, Some(lowest));
             below = Some(node);
         }
     }
@@ -169,7 +169,7 @@ impl Ledger {
         for (block, &node) in sequence.nodes.iter().enumerate().skip(first) {
             if let Some(page) = self.tree.page(node) {
                 let retention = sequence.retention_of(block, page_size);
-                retain(&mut self.slab, &self.tree, &mut self.events, page, retention);
+                retain(&mut self.pool, &self.tree, &mut self.events, page, retention);
             }
         }
     }
@@ -185,7 +185,7 @@ impl Ledger {
         for (block, &node) in nodes.iter().enumerate().rev() {
             // A block that was evicted leaves a gap; those above it count all the same.
             let Some(page) = self.tree.page(node) else { continue };
-            let fresh = self.slab.mark_reused(page);
+            let fresh = self.pool.mark_reused(page);
             if block < blocks.start && !fresh {
                 return;
             }
@@ -196,12 +196,12 @@ impl Ledger {
     pub(crate) fn tell_time(&mut self, now: Option<f64>) {
         if let Some(now) = now {
             if !self.has_clock {
-                self.slab.start_clock(now);
+                self.pool.start_clock(now);
             }
             (self.now, self.has_clock) = (now, true);
         }
-        for lapsed in self.slab.tell_time(self.now) {
-            tell_priority(&self.slab, &self.tree, &mut self.events, lapsed.page, lapsed.from);
+        for lapsed in self.pool.tell_time(self.now) {
+            tell_priority(&self.pool, &self.tree, &mut self.events, lapsed.page, lapsed.from);
         }
     }
 }
@@ -216,24 +216,24 @@ impl Sequence {
 
 /// Gives `page`, which stands for a block, another retention, unless there is none to give.
 pub(crate) fn retain(
-    slab: &mut Slab,
+    pool: &mut Pool,
     tree: &PrefixTree,
     events: &mut EventLog,
     page: PageId,
     retention: Option<Retention>,
 ) {
     if let Some(retention) = retention {
-        let before = slab.priority(page);
-        slab.retain(page, retention);
-        tell_priority(slab, tree, events, page, before);
+        let before = pool.priority(page);
+        pool.retain(page, retention);
+        tell_priority(pool, tree, events, page, before);
     }
 }
 
 /// Tells of a stored block's other priority.
-fn tell_priority(slab: &Slab, tree: &PrefixTree, events: &mut EventLog, page: PageId, before: Priority) {
-    let after = slab.priority(page);
+fn tell_priority(pool: &Pool, tree: &PrefixTree, events: &mut EventLog, page: PageId, before: Priority) {
+    let after = pool.priority(page);
     if before != after
-        && let Some(link) = slab.node(page)
+        && let Some(link) = pool.node(page)
     {
         events.updated(tree.key(NodeId(link.0)), Change::Priority(before, after));
     }

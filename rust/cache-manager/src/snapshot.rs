@@ -34,9 +34,9 @@ impl Ledger {
         let mut places = Places::default();
         let mut starts = Vec::new();
         for &(node, page) in &cached {
-            let priority = self.slab.priority(page);
+            let priority = self.pool.priority(page);
             if let ParentId::Node(parent) = tree.parent(node)
-                && tree.page(parent).is_some_and(|above| self.slab.priority(above) == priority)
+                && tree.page(parent).is_some_and(|above| self.pool.priority(above) == priority)
                 && *next.entry(parent).or_insert(node) == node
             {
                 continue;

@@ -11,7 +11,7 @@ use crate::ledger::Ledger;
 use crate::letting_go::start_over;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{PageId, Slab, Step};
+use block_pool::{PageId, Pool, Step};
 use completion::Completion;
 use std::fmt;
 use tiered_connector::connector::{Closed, NoUnits, TieredConnector};
@@ -224,7 +224,7 @@ impl Ledger {
     fn set_aside(&mut self, slot: SlotId, units: Vec<UnitId>, copy: CopyId) {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
         let (processed, pages) = (sequence.processed, sequence.row.len() as u32);
-        sequence.give_back(0, 0, &mut self.slab, &mut self.tree, self.epoch);
+        sequence.give_back(0, 0, &mut self.pool, &mut self.tree, self.epoch);
         sequence.processed = 0;
         sequence.position = 0;
         sequence.blocked = false;
@@ -247,7 +247,7 @@ impl Ledger {
     ) -> Result<Vec<BegunCopy>, LedgerError> {
         self.check_batch(batch)?;
         self.check_awake()?;
-        let available = self.slab.available();
+        let available = self.pool.available();
         let mut free = available;
         for &slot in batch {
             let sequence = self.sequence(slot)?;
@@ -296,7 +296,7 @@ impl Ledger {
             return false;
         };
         if end != CopyEnd::Done {
-            self.units_let_go.extend(drop_suspension(sequence, &mut self.slab));
+            self.units_let_go.extend(drop_suspension(sequence, &mut self.pool));
             sequence.drop_steps_out(Step(0)); // none is out, but tokens may be due
             start_over(sequence, &mut self.tree, self.epoch);
             self.counters.suspensions_lost += 1;
@@ -341,10 +341,10 @@ impl Ledger {
 
 /// The request is suspended no more and has lost its KV: pages that it would be copied to are in flight until the
 /// copy ends. Gives its units.
-pub(crate) fn drop_suspension(sequence: &mut Sequence, slab: &mut Slab) -> Vec<UnitId> {
+pub(crate) fn drop_suspension(sequence: &mut Sequence, pool: &mut Pool) -> Vec<UnitId> {
     let Some(suspension) = sequence.suspension.take() else { return Vec::new() };
     for &page in suspension.pages().iter().rev() {
-        slab.release(page, sequence.last_step);
+        pool.release(page, sequence.last_step);
     }
     suspension.units
 }

@@ -53,7 +53,7 @@ impl Ledger {
     /// # Errors
     /// The first page, node, request or event that breaks the books.
     pub fn verify(&self) -> Result<(), LedgerFault> {
-        self.slab.verify()?;
+        self.pool.verify()?;
         let mut refs: HashMap<PageId, u32> = HashMap::new();
         let mut anchors: HashMap<NodeId, u32> = HashMap::new();
         let mut holders: HashMap<NamespaceId, u32> = HashMap::new();
@@ -98,18 +98,18 @@ impl Ledger {
         for &page in copied.chain(planned) {
             *pins.entry(page).or_default() += 1;
         }
-        for page in (1..=self.slab.used()).map(PageId) {
+        for page in (1..=self.pool.used()).map(PageId) {
             let (held, pinned) =
                 (refs.get(&page).copied().unwrap_or(0), pins.get(&page).copied().unwrap_or(0));
-            if self.slab.refs(page) != held {
-                let what = format!("counts {} references, requests hold {held}", self.slab.refs(page));
+            if self.pool.refs(page) != held {
+                let what = format!("counts {} references, requests hold {held}", self.pool.refs(page));
                 return Err(PageFault::new(page, what).into());
             }
-            if self.slab.pins(page) != pinned {
-                let what = format!("counts {} pins, copies hold {pinned}", self.slab.pins(page));
+            if self.pool.pins(page) != pinned {
+                let what = format!("counts {} pins, copies hold {pinned}", self.pool.pins(page));
                 return Err(PageFault::new(page, what).into());
             }
-            if let Some(link) = self.slab.node(page)
+            if let Some(link) = self.pool.node(page)
                 && self.tree.page(NodeId(link.0)) != Some(page)
             {
                 return Err(
@@ -120,7 +120,7 @@ impl Ledger {
         self.tree.verify(&anchors, &holders)?;
         for node in self.tree.iter() {
             if let Some(page) = self.tree.page(node)
-                && self.slab.node(page) != Some(NodeLink(node.0))
+                && self.pool.node(page) != Some(NodeLink(node.0))
             {
                 return Err(TreeFault { node, what: format!("its {page} does not lead back to it") }.into());
             }
@@ -214,7 +214,7 @@ impl Ledger {
             let block = sequence.nodes.len().max((first.start / self.config.page_size) as usize);
             for &page in sequence.row.get(block..).unwrap_or_default() {
                 let other = writers.insert(page, slot.0);
-                if other.is_some() || self.slab.node(page).is_some() {
+                if other.is_some() || self.pool.node(page).is_some() {
                     let what = format!("slot {} writes to it, and others read it", slot.0);
                     return Err(PageFault::new(page, what).into());
                 }
@@ -228,7 +228,7 @@ impl Ledger {
         for (slot, sequence) in self.slots.iter().filter(|(_, sequence)| !sequence.exposed) {
             let block = (sequence.position / self.config.page_size) as usize;
             let Some(&page) = sequence.row.get(block) else { continue };
-            if self.slab.refs(page) > 1 || self.slab.pins(page) > 0 || self.slab.node(page).is_some() {
+            if self.pool.refs(page) > 1 || self.pool.pins(page) > 0 || self.pool.node(page).is_some() {
                 let what =
                     format!("{page}, which it writes to next, is held by others, and it does not know");
                 return Err(LedgerFault::Sequence { slot: slot.0, what });
@@ -239,12 +239,12 @@ impl Ledger {
 
     /// At equal priority an evictable block goes before the evictable block above it.
     fn verify_eviction_order(&self) -> Result<(), LedgerFault> {
-        let order: HashMap<PageId, usize> = self.slab.eviction_order().zip(0..).collect();
+        let order: HashMap<PageId, usize> = self.pool.eviction_order().zip(0..).collect();
         for (&page, &rank) in &order {
-            let Some(node) = self.slab.node(page) else { continue };
+            let Some(node) = self.pool.node(page) else { continue };
             let ParentId::Node(parent) = self.tree.parent(NodeId(node.0)) else { continue };
             let Some(above) = self.tree.page(parent) else { continue };
-            if self.slab.priority(page) == self.slab.priority(above)
+            if self.pool.priority(page) == self.pool.priority(above)
                 && order.get(&above).is_some_and(|&above| above < rank)
             {
                 return Err(PageFault::new(
@@ -261,7 +261,7 @@ impl Ledger {
     /// memory are left out. Equal before and after a call that fails.
     pub fn fingerprint(&self) -> u64 {
         let Ledger {
-            slab,
+            pool,
             tree,
             slots,
             copies,
@@ -291,7 +291,7 @@ impl Ledger {
         } = self;
         let mut hasher = DefaultHasher::new();
         (step, step_open, step_joined, epoch, asleep, now.to_bits(), has_clock).hash(&mut hasher);
-        slab.fingerprint(&mut hasher);
+        pool.fingerprint(&mut hasher);
         tree.fingerprint(&mut hasher);
         slots.free().for_each(|index| index.hash(&mut hasher));
         for (slot, sequence) in slots.iter() {
@@ -312,7 +312,7 @@ impl Ledger {
 
     /// The state as text, for people.
     pub fn debug_dump(&self) -> String {
-        let slab = &self.slab;
+        let pool = &self.pool;
         let mut text = String::new();
         // Writing to a String cannot fail.
         let _ = writeln!(
@@ -321,14 +321,14 @@ impl Ledger {
             self.step.0,
             if self.step_open { " (open)" } else { "" },
             self.epoch,
-            slab.total(),
-            slab.pristine(),
-            slab.evictable(),
-            slab.in_flight(),
+            pool.total(),
+            pool.pristine(),
+            pool.evictable(),
+            pool.in_flight(),
             self.tree.resident(),
         );
         let ids = |pages: &[PageId]| pages.iter().map(|page| page.0).collect::<Vec<_>>();
-        let next: Vec<u32> = slab.eviction_order().take(MOST_SHOWN).map(|page| page.0).collect();
+        let next: Vec<u32> = pool.eviction_order().take(MOST_SHOWN).map(|page| page.0).collect();
         let _ = writeln!(text, "evictable pages, the next to go first: {next:?}");
         for (slot, sequence) in self.slots.iter() {
             let pages = ids(&sequence.row);

@@ -72,7 +72,7 @@ impl Ledger {
             }
             WritePolicy::Selective { min_priority: Some(least), .. } => {
                 let Some(sequence) = self.slots.get(slot) else { return };
-                let kept = |&block: &usize| self.slab.priority(sequence.row[block]) >= least;
+                let kept = |&block: &usize| self.pool.priority(sequence.row[block]) >= least;
                 let blocks: Vec<usize> = self.published.iter().copied().filter(kept).collect();
                 self.offload_blocks(slot, &blocks);
             }
@@ -97,9 +97,9 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.guards.is_some()) else {
             return;
         };
-        let slab = &mut self.slab;
+        let pool = &mut self.pool;
         let due: Vec<usize> =
-            blocks.filter(|&block| slab.count_hit(sequence.row[block]) == min_hits).collect();
+            blocks.filter(|&block| pool.count_hit(sequence.row[block]) == min_hits).collect();
         self.offload_blocks(slot, &due);
     }
 
@@ -108,22 +108,22 @@ impl Ledger {
         let WritePolicy::OnEvict { min_priority } = self.config.write_policy else { return };
         let ahead = &mut self.demotion.ahead;
         *ahead = taken.max(*ahead - *ahead / FORGOTTEN);
-        if self.slab.pristine() >= *ahead {
+        if self.pool.pristine() >= *ahead {
             return;
         }
-        let most = (self.slab.evictable() / SPARED).saturating_sub(self.copies.demoted());
-        let mut pages = self.slab.victims((*ahead).min(most) as usize);
+        let most = (self.pool.evictable() / SPARED).saturating_sub(self.copies.demoted());
+        let mut pages = self.pool.victims((*ahead).min(most) as usize);
         pages.retain(|&page| {
             self.demotion.block(page).is_some()
-                && self.slab.priority(page) >= min_priority
-                && !self.slab.set_offered(page, true)
+                && self.pool.priority(page) >= min_priority
+                && !self.pool.set_offered(page, true)
         });
         if pages.is_empty() {
             return;
         }
         pages.reverse(); // what goes last here goes last there: a head after its tail
         let (keys, places) = pages.iter().filter_map(|&page| self.demotion.block(page)).unzip();
-        let priorities = pages.iter().map(|&page| self.slab.priority(page)).collect();
+        let priorities = pages.iter().map(|&page| self.pool.priority(page)).collect();
         let copy = self.begin_copy(pages, Step(0), None);
         self.copies.is_demotion(copy.id);
         self.offloads.push(OffloadJob { keys, places, priorities, copy });
@@ -136,7 +136,7 @@ impl Ledger {
         let pages: Vec<PageId> = blocks.iter().map(|&block| sequence.row[block]).collect();
         let keys = blocks.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect();
         let places = blocks.iter().map(|&block| sequence.place(block)).collect();
-        let priorities = pages.iter().map(|&page| self.slab.priority(page)).collect();
+        let priorities = pages.iter().map(|&page| self.pool.priority(page)).collect();
         let copy = self.begin_copy(pages, sequence.last_step, None);
         self.offloads.push(OffloadJob { keys, places, priorities, copy });
     }

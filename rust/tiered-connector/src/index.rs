@@ -5,7 +5,7 @@
 //! on their way then end unseen.
 
 use crate::job::{Direction, Job, JobId, Offer, Outcome, TierKey, UnitId};
-use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Priority, Slab, Step};
+use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Pool, Priority, Step};
 use memory::{AHEAD, Array, KeyTable};
 use std::collections::{HashMap, HashSet};
 
@@ -84,7 +84,7 @@ struct InFlight {
 /// The index of one host tier.
 pub struct TierIndex {
     /// Units as pages: unit `n` is page `n + 1`.
-    slab: Slab,
+    pool: Pool,
     /// The block that each unit was last given to.
     keys: Array<TierKey>,
     /// Units that hold a block or are being written, by the block's hash.
@@ -99,10 +99,10 @@ pub struct TierIndex {
 }
 
 impl TierIndex {
-    /// An empty tier of `units` units, at most [`Slab::MAX_PAGES`].
+    /// An empty tier of `units` units, at most [`Pool::MAX_PAGES`].
     pub fn new(units: u32, policy: EvictionPolicy) -> TierIndex {
         TierIndex {
-            slab: Slab::new(units, policy, Priority::DEFAULT),
+            pool: Pool::new(units, policy, Priority::DEFAULT),
             keys: Array::with_capacity(units as usize),
             table: KeyTable::with_capacity(units as usize),
             private: HashSet::new(),
@@ -116,12 +116,12 @@ impl TierIndex {
 
     /// Units in all.
     pub fn total(&self) -> u32 {
-        self.slab.total()
+        self.pool.total()
     }
 
     /// Units that are free, or whose block can give way.
     pub fn available(&self) -> u32 {
-        self.slab.available()
+        self.pool.available()
     }
 
     /// Blocks that can be found.
@@ -200,9 +200,9 @@ impl TierIndex {
     fn load_units(&mut self, units: Vec<UnitId>, pages: Vec<PageId>, after: Step) -> Job {
         for &unit in &units {
             if self.holds(unit) {
-                self.slab.mark_reused(page(unit)); // one that is being filled is new
+                self.pool.mark_reused(page(unit)); // one that is being filled is new
             }
-            self.slab.pin(page(unit));
+            self.pool.pin(page(unit));
         }
         self.job(Direction::Load, units, pages, after)
     }
@@ -216,24 +216,24 @@ impl TierIndex {
         match does {
             _ if epoch.is_none() => {
                 for &unit in &units {
-                    self.slab.unpin(page(unit));
+                    self.pool.unpin(page(unit));
                 }
             }
             Use::Hold => {
                 for &unit in &units {
-                    self.slab.unpin_in_place(page(unit)); // nobody used them
+                    self.pool.unpin_in_place(page(unit)); // nobody used them
                 }
             }
             Use::Load => {
                 for &unit in units.iter().rev() {
-                    self.slab.unpin(page(unit));
+                    self.pool.unpin(page(unit));
                 }
                 *(if done { &mut self.counters.loaded } else { &mut self.counters.unloaded }) += count;
             }
             Use::Store | Use::Fill if done && epoch == Some(self.epoch) => {
                 for &unit in units.iter().rev() {
-                    self.slab.publish(page(unit), NodeLink(unit.0), Step(0));
-                    self.slab.release(page(unit), Step(0));
+                    self.pool.publish(page(unit), NodeLink(unit.0), Step(0));
+                    self.pool.release(page(unit), Step(0));
                 }
                 let counted =
                     if does == Use::Store { &mut self.counters.stored } else { &mut self.counters.filled };
@@ -244,7 +244,7 @@ impl TierIndex {
                     if epoch == Some(self.epoch) {
                         self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
                     }
-                    self.slab.release(page(unit), Step(0));
+                    self.pool.release(page(unit), Step(0));
                 }
                 self.counters.unstored += if does == Use::Store { count } else { 0 };
             }
@@ -264,8 +264,8 @@ impl TierIndex {
         let mut coming = false;
         for hash in hashes {
             if let Some(unit) = self.owner(hash) {
-                coming |= self.slab.refs(page(unit)) > 0;
-                self.slab.refresh(page(unit));
+                coming |= self.pool.refs(page(unit)) > 0;
+                self.pool.refresh(page(unit));
             }
         }
         coming
@@ -273,15 +273,15 @@ impl TierIndex {
 
     /// Forgets every block; private units stay. The cost does not grow with their number.
     pub fn reset(&mut self) {
-        self.slab.forget_all();
-        self.table = KeyTable::with_capacity(self.slab.total() as usize);
+        self.pool.forget_all();
+        self.table = KeyTable::with_capacity(self.pool.total() as usize);
         self.epoch += 1;
     }
 
     /// The unit of a block that can be read. A hash that belongs to another block is no hit.
     fn find(&self, key: &TierKey) -> Option<UnitId> {
         let unit = self.owner(key.hash)?;
-        let readable = self.slab.node(page(unit)).is_some();
+        let readable = self.pool.node(page(unit)).is_some();
         (readable && self.keys[unit.0 as usize].guard == key.guard).then_some(unit)
     }
 
@@ -292,11 +292,11 @@ impl TierIndex {
 
     /// A unit for a block of `priority`: a free one, or that of a block of no higher priority.
     fn take(&mut self, priority: Priority) -> Option<UnitId> {
-        match self.slab.next()? {
+        match self.pool.next()? {
             Next::Cached(lowest) if lowest > priority => return None,
             Next::Free | Next::Cached(_) => {}
         }
-        let taken = self.slab.take(priority)?;
+        let taken = self.pool.take(priority)?;
         let unit = UnitId(taken.page.0 - 1);
         if taken.evicted.is_some() {
             self.table.remove(self.keys[unit.0 as usize].hash, unit.0);

@@ -71,13 +71,13 @@ fn page(page: u32, what: &str) -> LedgerFault {
 
 #[test]
 fn a_reference_that_no_request_holds_is_found() {
-    let found = after(|ledger| ledger.slab.acquire(PageId(1)));
+    let found = after(|ledger| ledger.pool.acquire(PageId(1)));
     assert_eq!(found, page(1, "counts 2 references, requests hold 1"));
 }
 
 #[test]
 fn a_reference_that_a_request_gave_up_too_early_is_found() {
-    let found = after(|ledger| ledger.slab.release(PageId(3), Step(1)));
+    let found = after(|ledger| ledger.pool.release(PageId(3), Step(1)));
     assert_eq!(found, page(3, "counts 0 references, requests hold 1"));
 }
 
@@ -106,14 +106,14 @@ fn a_page_whose_node_has_gone_is_found() {
 
 #[test]
 fn a_block_that_would_be_evicted_before_one_below_it_is_found() {
-    let found = after(|ledger| ledger.slab.refresh(PageId(9)));
+    let found = after(|ledger| ledger.pool.refresh(PageId(9)));
     assert_eq!(found, page(8, "would be evicted before page 9, a block below it"));
 }
 
 #[test]
 fn a_fault_within_the_pool_is_found() {
     let found = after(|ledger| {
-        ledger.slab.take(Priority::DEFAULT);
+        ledger.pool.take(Priority::DEFAULT);
     });
     assert_eq!(found, page(10, "counts 1 references, requests hold 0"));
 }
@@ -238,7 +238,7 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
 #[test]
 fn a_tail_that_others_hold_and_its_request_does_not_know_of_is_found() {
     let found = after(|ledger| {
-        ledger.slab.pin(PageId(6));
+        ledger.pool.pin(PageId(6));
         ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], waiter: None, demotion: false });
     });
     let what = "page 6, which it writes to next, is held by others, and it does not know";

@@ -14,7 +14,7 @@ fn two_blocks() -> (Ledger, SlotId) {
 
 fn order(ledger: &Ledger) -> Vec<u32> {
     ledger.verify().unwrap();
-    ledger.slab().eviction_order().map(|page| page.0).collect()
+    ledger.pool().eviction_order().map(|page| page.0).collect()
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_released_page_remembers_the_newest_step_of_its_holder() {
     ledger.update(slot, 9).unwrap();
     ledger.alloc(&[slot], &[]).unwrap();
     ledger.release(&[slot]).unwrap();
-    assert_eq!([1, 2, 3].map(|page| ledger.slab().last_use(PageId(page))), [Step(2); 3]);
+    assert_eq!([1, 2, 3].map(|page| ledger.pool().last_use(PageId(page))), [Step(2); 3]);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_page_released_during_a_copy_is_handed_out_after_its_end() {
     let slot = computed(&mut ledger, &[1, 2, 3, 4, 5, 6, 7, 8]);
     let job = ledger.start_copy(slot, 0, 2).unwrap();
     ledger.release(&[slot]).unwrap();
-    assert_eq!((ledger.slab().in_flight(), ledger.slab().available()), (2, 0));
+    assert_eq!((ledger.pool().in_flight(), ledger.pool().available()), (2, 0));
     let other = claim(&mut ledger, prompt(&[9]));
     assert!(ledger.alloc(&[other], &[]).is_err());
     finish_copies(&mut ledger, &[job.id.0]).unwrap();
@@ -95,7 +95,7 @@ fn a_page_in_flight_can_be_hit() {
     ledger.alloc(&[again], &[]).unwrap();
     assert_eq!(row(&ledger, again)[..2], [1, 2]);
     finish_copies(&mut ledger, &[job.id.0]).unwrap();
-    assert_eq!(ledger.slab().state(PageId(1)), PageState::Referenced);
+    assert_eq!(ledger.pool().state(PageId(1)), PageState::Referenced);
     ledger.verify().unwrap();
 }
 
@@ -109,7 +109,7 @@ fn a_page_that_is_being_copied_is_never_written_again() {
     ledger.update(slot, 9).unwrap();
     ledger.alloc(&[slot], &[]).unwrap();
     assert_ne!(row(&ledger, slot), [job.pages[0].0]);
-    assert_eq!(ledger.slab().state(job.pages[0]), PageState::InFlight);
+    assert_eq!(ledger.pool().state(job.pages[0]), PageState::InFlight);
     ledger.verify().unwrap();
 }
 
@@ -155,7 +155,7 @@ fn completions_may_come_with_the_opening_of_a_step() {
     let (mut ledger, slot) = two_blocks();
     let job = ledger.start_copy(slot, 0, 1).unwrap();
     assert_eq!(ledger.begin_step(Some(1.5), &[(job.id.0, CopyEnd::Done)]), Ok((Step(2), vec![])));
-    assert_eq!(ledger.slab().pins(PageId(1)), 0);
+    assert_eq!(ledger.pool().pins(PageId(1)), 0);
     ledger.verify().unwrap();
 }
 

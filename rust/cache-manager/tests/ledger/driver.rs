@@ -314,10 +314,10 @@ impl Driver {
         if work.row.iter().zip(cells).any(|(&cell, page)| cell != page.0) {
             return Err(format!("the row of slot {} is not its pages", slot.0));
         }
-        let slab = self.ledger.slab();
+        let pool = self.ledger.pool();
         for &cell in work.written.iter().chain(&work.guessed) {
             let page = PageId((cell / page_size) as u32);
-            if slab.refs(page) == 0 || (slab.refs(page) > 1 && !forked) || slab.node(page).is_some() {
+            if pool.refs(page) == 0 || (pool.refs(page) > 1 && !forked) || pool.node(page).is_some() {
                 return Err(format!("a forward writes to {page}, which others read"));
             }
         }
@@ -494,8 +494,8 @@ impl Driver {
             self.finish_copy()?;
         }
         self.ledger.verify().map_err(|fault| fault.to_string())?;
-        let slab = self.ledger.slab();
-        if slab.available() == slab.total() { Ok(()) } else { Err("pages are lost at the end".into()) }
+        let pool = self.ledger.pool();
+        if pool.available() == pool.total() { Ok(()) } else { Err("pages are lost at the end".into()) }
     }
 
     fn check_logs(&self) -> Result<(), String> {

@@ -33,7 +33,7 @@ fn taken(ledger: &mut Ledger) -> Vec<(u32, u32)> {
 fn a_child_holds_the_pages_of_all_computed_tokens() {
     let (ledger, parent, child) = forked(config(8));
     assert_eq!((row(&ledger, parent), row(&ledger, child)), (vec![1, 2], vec![1, 2]));
-    assert_eq!([1, 2].map(|page| ledger.slab().refs(PageId(page))), [2, 2]);
+    assert_eq!([1, 2].map(|page| ledger.pool().refs(PageId(page))), [2, 2]);
     assert_eq!(ledger.tokens(child).unwrap(), [1, 2, 3, 4, 5, 6]);
     assert_eq!(ledger.position(child).unwrap().processed, 6);
 }
@@ -93,7 +93,7 @@ fn a_page_that_a_mover_reads_is_not_written_to() {
     extend(&mut ledger, &[slot]).unwrap();
     assert_eq!((row(&ledger, slot), taken(&mut ledger)), (vec![1, 3], vec![(2, 3)]));
     finish_copies(&mut ledger, &[job.id.0]).unwrap();
-    assert_eq!(ledger.slab().state(PageId(2)), PageState::Evictable);
+    assert_eq!(ledger.pool().state(PageId(2)), PageState::Evictable);
 }
 
 // Planned copies
@@ -103,9 +103,9 @@ fn a_page_of_a_planned_copy_is_handed_out_when_the_copy_was_taken() {
     let (mut ledger, parent, child) = forked(config(3));
     extend(&mut ledger, &[child]).unwrap();
     ledger.release(&[parent, child]).unwrap();
-    assert_eq!((ledger.slab().available(), ledger.slab().in_flight()), (1, 2));
+    assert_eq!((ledger.pool().available(), ledger.pool().in_flight()), (1, 2));
     assert_eq!(taken(&mut ledger), [(2, 3)]);
-    assert_eq!((ledger.slab().available(), ledger.slab().in_flight()), (3, 0));
+    assert_eq!((ledger.pool().available(), ledger.pool().in_flight()), (3, 0));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_mover_waits_for_the_step_that_a_page_was_copied_before() {
     ledger.release(&[parent, child]).unwrap();
     ledger.begin_step(None, &[]).unwrap(); // step 3: the copy is carried out late
     taken(&mut ledger);
-    assert_eq!([2, 3].map(|page| ledger.slab().last_use(PageId(page))), [Step(3), Step(3)]);
+    assert_eq!([2, 3].map(|page| ledger.pool().last_use(PageId(page))), [Step(3), Step(3)]);
 }
 
 // Steps
@@ -210,7 +210,7 @@ fn stored_behind(pages: u32) -> (Ledger, SlotId, SlotId) {
     let child = ledger.fork(parent).unwrap();
     ledger.step(&[parent], &[], None).unwrap();
     ledger.verify().unwrap();
-    assert!(ledger.slab().node(PageId(2)).is_some());
+    assert!(ledger.pool().node(PageId(2)).is_some());
     (ledger, parent, child)
 }
 
@@ -242,7 +242,7 @@ fn a_child_that_goes_last_leaves_the_tail_to_be_evicted_first() {
     ledger.release(&[parent]).unwrap();
     ledger.release(&[child]).unwrap();
     ledger.verify().unwrap();
-    let order: Vec<u32> = ledger.slab().eviction_order().map(|page| page.0).collect();
+    let order: Vec<u32> = ledger.pool().eviction_order().map(|page| page.0).collect();
     assert_eq!(order, [2, 1]);
 }
 
@@ -261,7 +261,7 @@ fn an_idle_twin_above_a_page_that_the_child_gives_up_late_is_evicted_after_it() 
     ledger.release(&[twin, parent]).unwrap();
     ledger.release(&[child]).unwrap();
     ledger.verify().unwrap();
-    let order: Vec<u32> = ledger.slab().eviction_order().map(|page| page.0).collect();
+    let order: Vec<u32> = ledger.pool().eviction_order().map(|page| page.0).collect();
     assert_eq!(order, [2, 3, 1]);
 }
 
@@ -292,9 +292,9 @@ fn a_preemption_of_one_leaves_the_pages_to_the_other() {
 fn pages_are_free_when_the_last_of_a_family_has_gone() {
     let (mut ledger, parent, child) = forked(config(2));
     ledger.release(&[parent]).unwrap();
-    assert_eq!(ledger.slab().available(), 0);
+    assert_eq!(ledger.pool().available(), 0);
     ledger.release(&[child]).unwrap();
-    assert_eq!(ledger.slab().available(), 2);
+    assert_eq!(ledger.pool().available(), 2);
     ledger.verify().unwrap();
 }
 

@@ -83,7 +83,7 @@ fn a_block_that_is_used_while_it_is_copied_ahead_of_its_eviction_goes_after_the_
     ledger.release(&[twins[1]]).unwrap(); // counts as a use of both blocks
     finish_copies(&mut ledger, &[copy]).unwrap();
 
-    let order: Vec<PageId> = ledger.slab().eviction_order().collect();
+    let order: Vec<PageId> = ledger.pool().eviction_order().collect();
     assert_eq!(order[order.len() - 2..], [second, first]);
     ledger.verify().unwrap();
 }

@@ -17,8 +17,8 @@ fn the_first_time_that_is_told_starts_what_was_released_before() {
     ledger.release(&[slot]).unwrap();
     ledger.begin_step(Some(5000.0), &[]).unwrap();
     ledger.begin_step(Some(5000.5), &[]).unwrap();
-    assert_eq!(ledger.slab().priority(PageId(1)), Priority::LOWEST);
+    assert_eq!(ledger.pool().priority(PageId(1)), Priority::LOWEST);
     ledger.begin_step(Some(5001.0), &[]).unwrap();
-    assert_eq!(ledger.slab().priority(PageId(1)), Priority::DEFAULT);
+    assert_eq!(ledger.pool().priority(PageId(1)), Priority::DEFAULT);
     ledger.verify().unwrap();
 }

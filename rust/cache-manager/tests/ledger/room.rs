@@ -53,10 +53,10 @@ fn held_after(seed: u64, count: usize) -> u32 {
     if count > 0 {
         ledger.alloc(&batch[..count], &bounds[..count]).expect("there is plenty of room");
     }
-    let slab = ledger.slab();
+    let pool = ledger.pool();
     let held: HashSet<_> = (1..=PLENTY)
         .map(PageId)
-        .filter(|&page| matches!(slab.state(page), PageState::Referenced | PageState::InFlight))
+        .filter(|&page| matches!(pool.state(page), PageState::Referenced | PageState::InFlight))
         .collect();
     held.len() as u32
 }
@@ -67,7 +67,7 @@ fn a_batch_fits_exactly_when_the_pages_it_would_hold_do() {
     for seed in 0..1500 {
         // The smallest pool that had room for the past, up to three pages more, and one whole request.
         let (ample, batch, bounds) = past(seed, PLENTY);
-        let touched = PLENTY - ample.slab().pristine();
+        let touched = PLENTY - ample.pool().pristine();
         let pages = touched.max(8) + (seed % 4) as u32;
         let (mut ledger, _, _) = past(seed, pages);
         let short = (1..=batch.len()).find(|&count| held_after(seed, count) > pages);
@@ -117,7 +117,7 @@ fn a_padding_request_takes_no_page_and_stores_nothing() {
     assert_eq!(table, [7; 3]); // a fresh buffer is zeros, the null page: nothing is written
     ledger.close_step();
     ledger.step(&[padding], &[0], None).unwrap();
-    assert_eq!((ledger.slab().available(), ledger.cached_blocks()), (1, 0));
+    assert_eq!((ledger.pool().available(), ledger.cached_blocks()), (1, 0));
     ledger.release(&[padding]).unwrap();
     ledger.verify().unwrap();
 }

@@ -137,10 +137,10 @@ fn pages_are_in_flight_until_the_copy_has_ended_and_free_then() {
     let pages = scene.ledger.pages(slot).unwrap().to_vec();
     let copy = scene.suspend(slot);
     assert_eq!((copy.pages.clone(), copy.after), (pages, Step(1)));
-    assert_eq!((scene.ledger.slab().in_flight(), scene.ledger.slab().available()), (3, 5));
+    assert_eq!((scene.ledger.pool().in_flight(), scene.ledger.pool().available()), (3, 5));
     assert_eq!((row(&scene.ledger, slot), scene.ledger.position(slot).unwrap().processed), (vec![], 0));
     assert_eq!(scene.end(&copy, CopyEnd::Done), []);
-    assert_eq!((scene.ledger.slab().available(), scene.shelf.private()), (8, 3));
+    assert_eq!((scene.ledger.pool().available(), scene.shelf.private()), (8, 3));
     assert_eq!(scene.ledger.cached_blocks(), 2, "what it stored stays");
 }
 
@@ -202,7 +202,7 @@ fn a_stored_twin_is_adopted_or_anchored_as_for_any_block() {
         assert_eq!((counters.adopted_blocks, counters.private_blocks), (adopted, 2 - adopted));
         scene.ledger.release(&[slot]).unwrap();
         scene.verify();
-        assert_eq!(scene.ledger.slab().available(), 8);
+        assert_eq!(scene.ledger.pool().available(), 8);
     }
 }
 
@@ -223,7 +223,7 @@ fn a_copy_that_fails_loses_the_kv_and_the_request_starts_over() {
     assert_eq!(scene.end(&copy, CopyEnd::Failed), [slot]);
     let counters = scene.ledger.counters();
     assert_eq!((counters.suspensions, counters.resumptions, counters.suspensions_lost), (2, 0, 2));
-    assert_eq!((scene.ledger.slab().available(), scene.shelf.private()), (8, 0));
+    assert_eq!((scene.ledger.pool().available(), scene.shelf.private()), (8, 0));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn units_of_a_request_that_ends_are_free_once_no_copy_uses_them() {
             if let Some(copy) = copies.pop() {
                 assert_eq!(scene.end(&copy, CopyEnd::Done), [], "nobody waits for it");
             }
-            assert_eq!(scene.ledger.slab().available(), 8);
+            assert_eq!(scene.ledger.pool().available(), 8);
         }
     }
 }

@@ -17,7 +17,7 @@ fn computed_together(config: LedgerConfig, first: &[i32], second: &[i32]) -> (Le
 /// The order of eviction, as page ids.
 fn order(ledger: &Ledger) -> Vec<u32> {
     ledger.verify().unwrap();
-    ledger.slab().eviction_order().map(|page| page.0).collect()
+    ledger.pool().eviction_order().map(|page| page.0).collect()
 }
 
 #[test]

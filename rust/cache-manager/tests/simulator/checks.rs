@@ -70,8 +70,8 @@ impl<W: World> Engine<W> {
             self.release_slot(slot)?;
         }
         self.check()?;
-        let slab = self.ledger.slab();
-        if slab.available() != slab.total() || slab.in_flight() > 0 || self.ledger.pins() > 0 {
+        let pool = self.ledger.pool();
+        if pool.available() != pool.total() || pool.in_flight() > 0 || self.ledger.pins() > 0 {
             return Err("pages are lost at the end".into());
         }
         self.add_up()

@@ -86,11 +86,11 @@ impl<W: World> Engine<W> {
     /// A page that a forward writes to is nobody's but its request's. What a fork let go of may be copied meanwhile: a
     /// step planned before writes behind its tokens.
     fn check_written(&self, page: PageId) -> Result<(), String> {
-        let slab = self.ledger.slab();
+        let pool = self.ledger.pool();
         let copies = self.world.copied_pages().iter().filter(|(_, copied)| *copied == page).count();
         let leaving = self.leaving.iter().filter(|job| self.ledger.is_copying(job.id.0));
         let harmless = leaving.filter(|job| job.pages.contains(&page)).count();
-        if slab.refs(page) == 0 || slab.node(page).is_some() || copies > harmless {
+        if pool.refs(page) == 0 || pool.node(page).is_some() || copies > harmless {
             return Err(format!("a forward writes to {page}, which others read"));
         }
         Ok(())

@@ -46,13 +46,13 @@ pub(crate) trait World: OuterTier + PrivateTier {
 
 /// What holds of a page while it is copied, however the copy ends.
 pub(crate) fn check_copied(ledger: &Ledger, pages: &[(Direction, PageId)]) -> Result<(), String> {
-    let slab = ledger.slab();
+    let pool = ledger.pool();
     for &(direction, page) in pages {
         let copies = pages.iter().filter(|&&(_, other)| other == page).count();
-        if (slab.pins(page) as usize) < copies {
+        if (pool.pins(page) as usize) < copies {
             return Err(format!("{page} is not pinned while {copies} copies touch it"));
         }
-        if direction == Direction::Load && slab.node(page).is_some() {
+        if direction == Direction::Load && pool.node(page).is_some() {
             return Err(format!("{page} is published while a copy writes it"));
         }
     }

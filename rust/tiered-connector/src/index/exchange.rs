@@ -14,7 +14,7 @@ impl TierIndex {
         let offer = |&unit: &UnitId| Offer {
             key: self.keys[unit.0 as usize],
             page: page(unit),
-            priority: self.slab.priority(page(unit)),
+            priority: self.pool.priority(page(unit)),
         };
         units.iter().map(offer).collect()
     }
@@ -22,7 +22,7 @@ impl TierIndex {
     /// Keeps units as they are until the job has ended, for somebody who reads them. That is no use of their blocks.
     pub(crate) fn hold(&mut self, units: &[UnitId]) -> JobId {
         for &unit in units {
-            self.slab.pin(page(unit));
+            self.pool.pin(page(unit));
         }
         self.enter(InFlight { does: Use::Hold, units: units.to_vec(), epoch: Some(self.epoch) })
     }
@@ -32,7 +32,7 @@ impl TierIndex {
     pub(crate) fn fill(&mut self, blocks: &[(TierKey, Priority)]) -> Option<(JobId, Vec<UnitId>)> {
         let mut hashes = HashSet::with_capacity(blocks.len());
         let new = |&(key, _): &(TierKey, Priority)| hashes.insert(key.hash) && !self.knows(key.hash);
-        if blocks.len() > self.slab.available() as usize || !blocks.iter().all(new) {
+        if blocks.len() > self.pool.available() as usize || !blocks.iter().all(new) {
             return None;
         }
         let mut units = Vec::with_capacity(blocks.len());
@@ -65,7 +65,7 @@ impl TierIndex {
     pub(crate) fn withdraw(&mut self, id: JobId) {
         if let Some(InFlight { units, .. }) = self.jobs.remove(&id) {
             for &unit in units.iter().rev() {
-                self.slab.unpin_in_place(page(unit));
+                self.pool.unpin_in_place(page(unit));
             }
         }
     }
@@ -82,7 +82,7 @@ impl TierIndex {
 
     /// Whether a unit holds a block that can be read.
     pub(crate) fn holds(&self, unit: UnitId) -> bool {
-        self.slab.node(page(unit)).is_some()
+        self.pool.node(page(unit)).is_some()
     }
 
     /// Whether a block of this hash, perhaps another one, is here or on its way.
@@ -92,14 +92,14 @@ impl TierIndex {
 
     /// How long the block in a unit is to be kept.
     pub(crate) fn priority(&self, unit: UnitId) -> Priority {
-        self.slab.priority(page(unit))
+        self.pool.priority(page(unit))
     }
 
     /// The block in a unit is none: forgets it.
     pub(crate) fn forget(&mut self, unit: UnitId) {
-        if self.slab.node(page(unit)).is_some() {
+        if self.pool.node(page(unit)).is_some() {
             self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
-            self.slab.withdraw(page(unit));
+            self.pool.withdraw(page(unit));
             self.counters.lost += 1;
         }
     }
@@ -121,15 +121,15 @@ impl TierIndex {
             self.set_priority(unit, priority);
             self.keys[unit.0 as usize] = key;
             self.table.insert(key.hash, unit.0);
-            self.slab.publish(page(unit), NodeLink(unit.0), Step(0));
-            self.slab.release(page(unit), Step(0));
+            self.pool.publish(page(unit), NodeLink(unit.0), Step(0));
+            self.pool.release(page(unit), Step(0));
         }
         for unit in (0..used).filter(|&unit| !held[unit as usize]) {
-            self.slab.release(page(UnitId(unit)), Step(0));
+            self.pool.release(page(UnitId(unit)), Step(0));
         }
     }
 
     fn set_priority(&mut self, unit: UnitId, priority: Priority) {
-        self.slab.retain(page(unit), priority.into());
+        self.pool.retain(page(unit), priority.into());
     }
 }

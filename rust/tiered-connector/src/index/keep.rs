@@ -19,10 +19,10 @@ impl TierIndex {
         let storing = self.jobs.values().filter(|job| job.epoch.is_none() && job.does.writes());
         self.lost_private.extend(storing.flat_map(|job| &job.units));
         self.lost_private.extend(self.private.iter().filter(|&&unit| !held.contains(unit)));
-        for unit in (0..self.slab.used()).map(UnitId) {
-            if self.slab.node(page(unit)).is_some() && !held.contains(unit) {
+        for unit in (0..self.pool.used()).map(UnitId) {
+            if self.pool.node(page(unit)).is_some() && !held.contains(unit) {
                 self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
-                self.slab.withdraw(page(unit));
+                self.pool.withdraw(page(unit));
                 self.counters.lost += 1;
             }
         }

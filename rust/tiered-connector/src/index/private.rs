@@ -28,10 +28,10 @@ impl TierIndex {
     /// # Errors
     /// There are fewer: the others are private, or a copy uses them.
     pub fn reserve(&mut self, count: usize) -> Result<Vec<UnitId>, TooFew> {
-        let free = self.slab.available();
+        let free = self.pool.available();
         if count > free as usize {
-            let evictable = free - self.slab.pristine();
-            return Err(TooFew { free, evictable, total: self.slab.total() });
+            let evictable = free - self.pool.pristine();
+            return Err(TooFew { free, evictable, total: self.pool.total() });
         }
         let units: Vec<UnitId> = (0..count).map_while(|_| self.take(Priority::HIGHEST)).collect();
         self.private.extend(&units);
@@ -53,7 +53,7 @@ impl TierIndex {
         for unit in units {
             self.lost_private.remove(unit);
             if self.private.remove(unit) {
-                self.slab.release(page(*unit), Step(0));
+                self.pool.release(page(*unit), Step(0));
             }
         }
     }
@@ -70,7 +70,7 @@ impl TierIndex {
 
     fn private_job(&mut self, direction: Direction, units: &[UnitId], pages: &[PageId], after: Step) -> Job {
         for &unit in units {
-            self.slab.pin(page(unit));
+            self.pool.pin(page(unit));
         }
         let in_flight = InFlight { does: direction.into(), units: units.to_vec(), epoch: None };
         self.begin(in_flight, direction, pages.to_vec(), after)

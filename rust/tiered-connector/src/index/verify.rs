@@ -43,19 +43,19 @@ impl TierIndex {
             }
         }
         let mut blocks = 0;
-        for unit in (0..self.slab.used()).map(UnitId) {
+        for unit in (0..self.pool.used()).map(UnitId) {
             let stores = writing.get(&unit).unwrap_or(&0) + dying.get(&unit).unwrap_or(&0);
             let holders = stores + u32::from(self.private.contains(&unit));
-            if self.slab.refs(page(unit)) != holders {
+            if self.pool.refs(page(unit)) != holders {
                 return Err(IndexFault::Unit(
                     unit,
                     "it is held by others than a store or who has it to himself",
                 ));
             }
-            if self.slab.pins(page(unit)) != *pinned.get(&unit).unwrap_or(&0) {
+            if self.pool.pins(page(unit)) != *pinned.get(&unit).unwrap_or(&0) {
                 return Err(IndexFault::Unit(unit, "it is pinned by another number of copies than use it"));
             }
-            let holds = self.slab.node(page(unit)).is_some();
+            let holds = self.pool.node(page(unit)).is_some();
             if holds && holders > 0 {
                 return Err(IndexFault::Unit(unit, "it is written or private while it holds a block"));
             }
@@ -69,6 +69,6 @@ impl TierIndex {
         if self.table.len() != blocks {
             return Err(IndexFault::Table { given: self.table.len(), expected: blocks });
         }
-        self.slab.verify().map_err(IndexFault::Units)
+        self.pool.verify().map_err(IndexFault::Units)
     }
 }

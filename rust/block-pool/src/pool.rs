@@ -1,4 +1,4 @@
-//! The slab: pages, their references and pins, and the verbs that move them between states.
+//! A pool: pages, their references and pins, and the verbs that move them between states.
 
 use crate::ids::{NodeLink, PageId, Priority, Step};
 use crate::page::{ColdPage, Flags, NO_NODE, Page};
@@ -20,7 +20,7 @@ pub enum PageState {
     InFlight,
 }
 
-/// A page that [`Slab::take`] hands out, referenced once.
+/// A page that [`Pool::take`] hands out, referenced once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// The page.
@@ -31,7 +31,7 @@ pub struct Taken {
     pub pristine: bool,
 }
 
-/// What there is to hand out, see [`Slab::next`].
+/// What there is to hand out, see [`Pool::next`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
     /// A page that stands for nothing.
@@ -40,7 +40,7 @@ pub enum Next {
     Cached(Priority),
 }
 
-/// A page whose priority ended, see [`Slab::tell_time`].
+/// A page whose priority ended, see [`Pool::tell_time`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lapsed {
     /// The page; it has the default priority now.
@@ -49,10 +49,8 @@ pub struct Lapsed {
     pub from: Priority,
 }
 
-/// One device allocation, cut into pages of one size. Page 0 is the null page.
-///
-/// The plain paged pool: every page belongs to the one group that tiles the slab.
-pub struct Slab {
+/// The pages of one group, all of one size. Page 0 is the null page.
+pub struct Pool {
     /// The null page and every page that was ever handed out: memory follows use.
     pub(crate) pages: Array<Page>,
     pub(crate) cold: Array<ColdPage>,
@@ -67,20 +65,20 @@ pub struct Slab {
     pub(crate) now: f64,
 }
 
-impl Slab {
+impl Pool {
     /// Largest number of usable pages: ids fit an int32.
     pub const MAX_PAGES: u32 = i32::MAX.cast_unsigned();
 
-    /// A slab of `usable` pages (ids `1 ..= usable`) and the null page. Pages whose retention ends fall
+    /// A pool of `usable` pages (ids `1 ..= usable`) and the null page. Pages whose retention ends fall
     /// back to `default_priority`.
     ///
     /// # Panics
-    /// If `usable` is over [`Slab::MAX_PAGES`].
-    pub fn new(usable: u32, policy: EvictionPolicy, default_priority: Priority) -> Slab {
-        assert!(usable <= Self::MAX_PAGES, "{usable} pages are more than a slab can number");
+    /// If `usable` is over [`Pool::MAX_PAGES`].
+    pub fn new(usable: u32, policy: EvictionPolicy, default_priority: Priority) -> Pool {
+        assert!(usable <= Self::MAX_PAGES, "{usable} pages are more than a pool can number");
         // Address space for the pages of any real pool: records do not move while it fills.
         let capacity = (usable as usize + 1).min(1 << 24);
-        let mut slab = Slab {
+        let mut pool = Pool {
             pages: Array::with_capacity(capacity),
             cold: Array::with_capacity(capacity),
             queues: EvictionQueues::new(),
@@ -92,8 +90,8 @@ impl Slab {
             in_flight: 0,
             now: 0.0,
         };
-        slab.add_page();
-        slab
+        pool.add_page();
+        pool
     }
 
     fn add_page(&mut self) -> PageId {
@@ -108,7 +106,7 @@ impl Slab {
         self.total
     }
 
-    /// Pages that [`Slab::take`] can hand out now: never used or evictable.
+    /// Pages that [`Pool::take`] can hand out now: never used or evictable.
     pub fn available(&self) -> u32 {
         self.pristine() + self.queues.len()
     }
@@ -183,7 +181,7 @@ impl Slab {
         record.node != NO_NODE && self.queues.is_current(record)
     }
 
-    /// What [`Slab::take`] would hand out; `None` when every page is held.
+    /// What [`Pool::take`] would hand out; `None` when every page is held.
     pub fn next(&self) -> Option<Next> {
         if self.queues.has_uncached() || self.pristine() > 0 {
             return Some(Next::Free);
@@ -280,7 +278,7 @@ impl Slab {
         idle
     }
 
-    /// [`Slab::unpin`] that leaves the page's place in the order of release as it was.
+    /// [`Pool::unpin`] that leaves the page's place in the order of release as it was.
     pub fn unpin_in_place(&mut self, page: PageId) {
         let stamp = self.pages[page.index()].stamp;
         if self.unpin(page) && self.is_cached(&self.pages[page.index()]) {
@@ -298,7 +296,7 @@ impl Slab {
         *hits
     }
 
-    /// The cached pages that [`Slab::take`] would hand out next, at most `count`, after all that stand for
+    /// The cached pages that [`Pool::take`] would hand out next, at most `count`, after all that stand for
     /// nothing.
     pub fn victims(&self, count: usize) -> Vec<PageId> {
         self.queues.next_cached(&self.pages, count)
@@ -367,7 +365,7 @@ impl Slab {
         self.requeue(page);
     }
 
-    /// What [`Slab::retain`] said of `page`, or what is left of it.
+    /// What [`Pool::retain`] said of `page`, or what is left of it.
     pub fn retention(&self, page: PageId) -> Retention {
         Retention::limited(self.priority(page), self.limits.get(page))
     }
