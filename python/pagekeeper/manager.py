@@ -125,7 +125,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         self._hash_seed = (disk and disk.seed) or resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
-            pages=pages,
+            groups=[("full", 0, 0, pages)],
             max_batch_size=self.max_batch_size,
             prefix_caching=params.enable_prefix_caching,
             algo=params.kv_hash_algo,
@@ -233,7 +233,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         """
         check_replica(replica_idx)
         check_group(group)
-        free, total = self._core.block_count()
+        ((free, total),) = self._core.block_count()
         return BlockCount(free, total)
 
     def host_byte_count(self, replica_idx: int = 0) -> ByteCount:

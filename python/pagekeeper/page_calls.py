@@ -32,7 +32,7 @@ class PageCalls:
             ValueError: the request is not claimed, or there is no such group.
         """
         check_group(group)
-        return [self._core.pages_of(ctx).tolist()]
+        return [self._core.pages_of(ctx, 0).tolist()]
 
     def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[list[int]]]:
         """The page of each block, as [request][beam][block]; there is one beam.
@@ -41,7 +41,7 @@ class PageCalls:
             ValueError: a request is not claimed, or there is no such group.
         """
         check_group(group)
-        return [[pages.tolist()] for pages in self._core.pages(batch)]
+        return [[pages.tolist()] for pages in self._core.pages(batch, 0)]
 
     def slot_mapping(self, ctx: Request, positions: ArrayLike) -> NDArray[np.int64]:
         """Where the KV of a request's tokens goes: page * page_size + offset.
@@ -56,7 +56,7 @@ class PageCalls:
         Raises:
             ValueError: a position that the request has no page for, or a request that is not claimed.
         """
-        return self._core.slot_mapping(ctx, positions)
+        return self._core.slot_mapping(ctx, positions, 0)
 
     def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
         """Writes a request's row of a TensorRT-LLM block-offset table.
@@ -76,7 +76,7 @@ class PageCalls:
             ValueError: a page size that is 1 or no power of two, a table that is too small, or an entry over
                 2**31 - 1.
         """
-        return write_block_offsets(out, slot, self._core.pages_of(ctx), self.params)
+        return write_block_offsets(out, slot, self._core.pages_of(ctx, 0), self.params)
 
     def get_buffers(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
         """One layer's keys and values: a view [pages + 1, 2, page_size, heads, head_dim] of the pool.

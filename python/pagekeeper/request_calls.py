@@ -226,7 +226,8 @@ class RequestCalls:
             is copied when a request writes behind tokens that another request or a transfer reads. Each copy
             is given once.
         """
-        return self._core.take_page_copies()
+        (copies,) = self._core.take_page_copies()
+        return copies
 
     def step(
         self,

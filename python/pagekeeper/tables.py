@@ -170,7 +170,7 @@ class TableWriter:
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._ledger = ledger
-        self._size = _Size(max_batch_size, ledger.max_pages_per_request(num_draft_tokens), max_tokens)
+        self._size = _Size(max_batch_size, ledger.max_blocks_per_request(num_draft_tokens), max_tokens)
         self._new_staging = new_staging
         self._buffers: dict[Form, tuple[_Buffer, _Buffer]] = {}
         self._turn: dict[Form, int] = {}
@@ -190,7 +190,7 @@ class TableWriter:
         tables, shape = buffer.write(self._ledger, batch)
         buffer.staging.published()
         self._turn[form] = 1 - turn  # only now: a call that failed has not used its buffer
-        return tables, self._ledger.take_page_copies() if shape.page_copies else NO_COPIES
+        return tables, self._ledger.take_page_copies()[0] if shape.page_copies else NO_COPIES
 
     def _make(self, form: Form) -> _Buffer:
         try:
@@ -232,7 +232,7 @@ class _MaxBuffer(_Buffer):
         self._lengths = staging.array(size.rows, np.uint32)
 
     def write(self, ledger: Ledger, batch: Batch) -> tuple[MaxTables, BatchShape]:
-        shape = ledger.write_max(batch, self._memory, self._table, self._lengths)
+        shape = ledger.write_max(batch, self._memory, self._table, self._lengths, 0)
         n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
         return MaxTables(table, lengths, shape.max_active, shape.max_total), shape
@@ -249,7 +249,9 @@ class _VllmBuffer(_Buffer):
         self._starts = staging.array(size.rows + 1, np.int32)
 
     def write(self, ledger: Ledger, batch: Batch) -> tuple[VllmTables, BatchShape]:
-        shape = ledger.write_vllm(batch, self._memory, self._cells, self._lengths, self._slots, self._starts)
+        shape = ledger.write_vllm(
+            batch, self._memory, self._cells, self._lengths, self._slots, self._starts, 0
+        )
         n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
         slots, starts = publish(self._slots, shape.active), publish(self._starts, n + 1)
@@ -265,7 +267,7 @@ class _FlashInferBuffer(_Buffer):
         self._queries = staging.array(size.rows + 1, np.int32)
 
     def write(self, ledger: Ledger, batch: Batch) -> tuple[FlashInferTables, BatchShape]:
-        shape = ledger.write_flashinfer(batch, self._starts, self._indices, self._last, self._queries)
+        shape = ledger.write_flashinfer(batch, self._starts, self._indices, self._last, self._queries, 0)
         n, publish = shape.requests, self.staging.publish
         starts, queries = publish(self._starts, n + 1), publish(self._queries, n + 1)
         indices, last = publish(self._indices, shape.pages), publish(self._last, n)

@@ -38,12 +38,17 @@ impl Ledger {
         Ok(child)
     }
 
-    /// The page copies to carry out before the next forward, in order: int32 [copies, 2], source and
+    /// The page copies to carry out before the next forward, in order: for each group int32 [copies, 2], source and
     /// destination.
-    fn take_page_copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
+    fn take_page_copies<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyArray2<i32>>>> {
         let copies = self.shared.with(py, cache_manager::Ledger::take_page_copies)?;
-        let ids = copies.iter().flat_map(|&(source, destination)| [source, destination]);
-        let ids = ids.map(|page| page.0.cast_signed()).collect();
-        PyArray1::from_vec(py, ids).reshape([copies.len(), 2])
+        let of_group = |group: usize| {
+            let copies = copies.iter().filter(|copy| copy.group.index() == group);
+            let ids = copies.flat_map(|copy| [copy.source, copy.destination]);
+            let ids: Vec<i32> = ids.map(|page| page.0.cast_signed()).collect();
+            let rows = ids.len() / 2;
+            PyArray1::from_vec(py, ids).reshape([rows, 2])
+        };
+        (0..self.config.groups.len()).map(of_group).collect()
     }
 }

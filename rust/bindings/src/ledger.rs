@@ -9,7 +9,9 @@ use crate::tiered::TieredConnector;
 use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::{PolicyError, Priority};
-use cache_manager::{LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, WritePolicy};
+use cache_manager::{
+    Group, GroupKind, LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, WritePolicy,
+};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -148,12 +150,12 @@ impl Drop for Ledger {
 #[pymethods]
 impl Ledger {
     #[new]
-    #[pyo3(signature = (*, page_size, pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
+    #[pyo3(signature = (*, page_size, groups, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
                         max_seq_len, max_num_input_tokens, guard_secret, tier, write_policy, min_hits, min_priority, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
-        pages: u32,
+        groups: Vec<(String, u32, u32, u32)>,
         max_batch_size: usize,
         prefix_caching: bool,
         algo: &str,
@@ -171,18 +173,24 @@ impl Ledger {
         min_priority: Option<i64>,
         event_buffer_max_size: u32,
     ) -> PyResult<Ledger> {
-        if page_size == 0 || pages == 0 || max_batch_size == 0 {
-            return Err(PyValueError::new_err("page_size, pages and max_batch_size must be at least 1"));
+        if page_size == 0 || max_batch_size == 0 {
+            return Err(PyValueError::new_err("page_size and max_batch_size must be at least 1"));
         }
-        if pages > block_pool::Pool::MAX_PAGES {
-            return Err(PyValueError::new_err(format!(
-                "pages={pages}: must be below {}",
-                block_pool::Pool::MAX_PAGES
-            )));
+        if groups.is_empty() || groups.len() > usize::from(u8::MAX) {
+            return Err(PyValueError::new_err(format!("{} groups: must be 1 to 255", groups.len())));
+        }
+        let groups: Vec<Group> = groups
+            .iter()
+            .map(|(kind, tokens, sinks, pages)| group_from(kind, *tokens, *sinks, *pages))
+            .collect::<PyResult<_>>()?;
+        if max_seq_len.is_none() && groups.iter().all(|group| group.kind.forgets()) {
+            return Err(PyValueError::new_err(
+                "max_seq_len: missing; where no group keeps all tokens, their pages bound no request",
+            ));
         }
         let config = LedgerConfig {
             page_size,
-            pages,
+            groups,
             prefix_caching,
             algo: algo.parse::<Algo>().map_err(|error| errors::from_hash(&error))?,
             seed: seed.map(seed_from).transpose()?,
@@ -230,9 +238,9 @@ impl Ledger {
         contexts.iter().flatten().try_for_each(|context| visit.call(context))
     }
 
-    /// Most pages that one request may hold whose decode steps verify so many drafts.
-    fn max_pages_per_request(&self, num_draft_tokens: u8) -> u32 {
-        self.config.max_pages_per_request(num_draft_tokens.into())
+    /// Most blocks that one request may have whose decode steps verify so many drafts.
+    fn max_blocks_per_request(&self, num_draft_tokens: u8) -> u32 {
+        self.config.max_blocks_per_request(num_draft_tokens.into())
     }
 
     fn claim(&self, context: &Bound<'_, TextContext>) -> PyResult<u32> {
@@ -318,4 +326,29 @@ impl Ledger {
         })?;
         PyList::new(py, hashes.iter().map(|hash| PyBytes::new(py, hash)))
     }
+}
+
+/// A group from its kind's name ("full", "window", "chunked"), the tokens of its window or chunk, those at the
+/// beginning that a window keeps, and its pages.
+fn group_from(kind: &str, tokens: u32, sinks: u32, pages: u32) -> PyResult<Group> {
+    let kind = match kind {
+        "full" => GroupKind::Full,
+        _ if tokens == 0 => {
+            return Err(PyValueError::new_err(format!("{kind} of 0 tokens: must be at least 1")));
+        }
+        "window" => GroupKind::Window { window: tokens, sinks },
+        "chunked" => GroupKind::Chunked { chunk: tokens },
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "kind={kind:?}: must be 'full', 'window' or 'chunked'"
+            )));
+        }
+    };
+    if pages == 0 || pages > block_pool::Pool::MAX_PAGES {
+        return Err(PyValueError::new_err(format!(
+            "pages={pages}: must be 1 to {}",
+            block_pool::Pool::MAX_PAGES
+        )));
+    }
+    Ok(Group { kind, pages })
 }

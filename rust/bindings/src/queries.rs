@@ -6,6 +6,7 @@ use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, 
 use crate::ledger::Ledger;
 use crate::tokens::tokens_from;
 use block_hash::{Chain, Guards};
+use block_pool::Pool;
 use cache_manager::{BlockKey, MissReason, PrefixQuery};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -124,22 +125,27 @@ impl Ledger {
         self.shared.with_even_if_broken(py, |ledger| ledger.debug_dump())
     }
 
-    /// `(pages that can be had, all pages)`.
-    fn block_count(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
-        self.shared.with(py, |ledger| (ledger.pool().available(), ledger.pool().total()))
+    /// `(pages that can be had, all pages)` of each group.
+    fn block_count(&self, py: Python<'_>) -> PyResult<Vec<(u32, u32)>> {
+        self.shared.with(py, |ledger| {
+            let pools = ledger.pools();
+            pools.groups().map(|group| (pools[group].available(), pools[group].total())).collect()
+        })
     }
 
     /// Counters and gauges by name.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let out = PyDict::new(py);
         let (counters, events, gauges) = self.shared.with(py, |ledger| {
-            let pool = ledger.pool();
+            let pools = ledger.pools();
+            let sum =
+                |count: fn(&Pool) -> u32| pools.groups().map(|group| u64::from(count(&pools[group]))).sum();
             let gauges = [
-                ("pages_total", u64::from(pool.total())),
-                ("pages_free", u64::from(pool.available())),
-                ("pages_pristine", u64::from(pool.pristine())),
-                ("pages_evictable", u64::from(pool.evictable())),
-                ("pages_in_flight", u64::from(pool.in_flight())),
+                ("pages_total", sum(Pool::total)),
+                ("pages_free", sum(Pool::available)),
+                ("pages_pristine", sum(Pool::pristine)),
+                ("pages_evictable", sum(Pool::evictable)),
+                ("pages_in_flight", sum(Pool::in_flight)),
                 ("cached_blocks", ledger.cached_blocks() as u64),
                 ("requests", ledger.requests() as u64),
                 ("suspended", ledger.suspended() as u64),

@@ -3,6 +3,7 @@
 use crate::batch::{one_slot_of, slots_of};
 use crate::ledger::Ledger;
 use crate::tokens::positions_from;
+use block_pool::GroupId;
 use cache_manager::{FlashInferTables, LedgerError, SlotId, VarlenTables};
 use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
 use parking_lot::Mutex;
@@ -71,9 +72,17 @@ impl Ledger {
         })
     }
 
-    /// Page ids of a request's blocks.
-    fn row(ledger: &cache_manager::Ledger, slot: SlotId) -> Result<Vec<i32>, LedgerError> {
-        Ok(ledger.pages(slot)?.iter().map(|page| page.0.cast_signed()).collect())
+    /// The group of a number.
+    fn group(&self, group: usize) -> PyResult<GroupId> {
+        match self.config.groups.get(group) {
+            Some(_) => Ok(GroupId(group as u8)),
+            None => Err(PyValueError::new_err(format!("there is no group {group}"))),
+        }
+    }
+
+    /// Page ids of a request's blocks; 0 for a placeholder.
+    fn row(ledger: &cache_manager::Ledger, slot: SlotId, group: GroupId) -> Result<Vec<i32>, LedgerError> {
+        Ok(ledger.pages(slot, group)?.iter().map(|page| page.0.cast_signed()).collect())
     }
 }
 
@@ -86,12 +95,14 @@ impl Ledger {
         memory: &RowMemory,
         mut table: PyReadwriteArray2<'_, u32>,
         mut cache_lengths: PyReadwriteArray1<'_, u32>,
+        group: usize,
     ) -> PyResult<BatchShape> {
+        let group = self.group(group)?;
         let columns = table.shape()[1];
         let (table, lengths) = (table.as_slice_mut()?, cache_lengths.as_slice_mut()?);
         self.write_tables(batch, |ledger, slots| {
             ledger.write_cache_lengths(slots, lengths)?;
-            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
+            ledger.write_rows(group, slots, &mut memory.0.lock(), table, columns)
         })
     }
 
@@ -104,7 +115,9 @@ impl Ledger {
         mut seq_lens: PyReadwriteArray1<'_, i32>,
         mut slot_mapping: PyReadwriteArray1<'_, i64>,
         mut query_start_loc: PyReadwriteArray1<'_, i32>,
+        group: usize,
     ) -> PyResult<BatchShape> {
+        let group = self.group(group)?;
         let columns = table.shape()[1];
         let table = table.as_slice_mut()?;
         let mut varlen = VarlenTables {
@@ -113,8 +126,8 @@ impl Ledger {
             query_start_loc: query_start_loc.as_slice_mut()?,
         };
         self.write_tables(batch, |ledger, slots| {
-            ledger.write_varlen(slots, &mut varlen)?;
-            ledger.write_rows(slots, &mut memory.0.lock(), table, columns)
+            ledger.write_varlen(group, slots, &mut varlen)?;
+            ledger.write_rows(group, slots, &mut memory.0.lock(), table, columns)
         })
     }
 
@@ -126,29 +139,41 @@ impl Ledger {
         mut indices: PyReadwriteArray1<'_, i32>,
         mut last_page_len: PyReadwriteArray1<'_, i32>,
         mut query_indptr: PyReadwriteArray1<'_, i32>,
+        group: usize,
     ) -> PyResult<BatchShape> {
+        let group = self.group(group)?;
         let mut tables = FlashInferTables {
             indptr: indptr.as_slice_mut()?,
             indices: indices.as_slice_mut()?,
             last_page_len: last_page_len.as_slice_mut()?,
             query_indptr: query_indptr.as_slice_mut()?,
         };
-        self.write_tables(batch, |ledger, slots| ledger.write_flashinfer(slots, &mut tables))
+        self.write_tables(batch, |ledger, slots| ledger.write_flashinfer(group, slots, &mut tables))
     }
 
-    /// The page ids of each request's blocks.
-    fn pages<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyArray1<i32>>>> {
+    /// The page ids of each request's blocks in a group; 0 for a placeholder.
+    fn pages<'py>(
+        &self,
+        batch: &Bound<'py, PyAny>,
+        group: usize,
+    ) -> PyResult<Vec<Bound<'py, PyArray1<i32>>>> {
+        let group = self.group(group)?;
         let slots = slots_of(batch, &self.shared, false)?;
         let rows = self.run(batch.py(), |ledger| {
-            slots.iter().map(|&slot| Ledger::row(ledger, slot)).collect::<Result<Vec<_>, _>>()
+            slots.iter().map(|&slot| Ledger::row(ledger, slot, group)).collect::<Result<Vec<_>, _>>()
         })?;
         Ok(rows.into_iter().map(|row| PyArray1::from_vec(batch.py(), row)).collect())
     }
 
-    /// The page ids of one request's blocks.
-    fn pages_of<'py>(&self, request: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i32>>> {
+    /// The page ids of one request's blocks in a group; 0 for a placeholder.
+    fn pages_of<'py>(
+        &self,
+        request: &Bound<'py, PyAny>,
+        group: usize,
+    ) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let group = self.group(group)?;
         let slot = one_slot_of(request, &self.shared)?;
-        let row = self.run(request.py(), |ledger| Ledger::row(ledger, slot))?;
+        let row = self.run(request.py(), |ledger| Ledger::row(ledger, slot, group))?;
         Ok(PyArray1::from_vec(request.py(), row))
     }
 
@@ -157,11 +182,13 @@ impl Ledger {
         &self,
         request: &Bound<'py, PyAny>,
         positions: &Bound<'py, PyAny>,
+        group: usize,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let group = self.group(group)?;
         let py = request.py();
         let slot = one_slot_of(request, &self.shared)?;
         let positions = positions_from(positions)?;
-        let mapping = self.run(py, |ledger| ledger.slot_mapping(slot, positions.iter().copied()))?;
+        let mapping = self.run(py, |ledger| ledger.slot_mapping(slot, group, positions.iter().copied()))?;
         Ok(PyArray1::from_vec(py, mapping))
     }
 }

@@ -31,6 +31,12 @@ pub struct GroupId(pub u8);
 impl GroupId {
     /// The only group of most models.
     pub const FIRST: GroupId = GroupId(0);
+
+    /// The number as an array index.
+    #[inline]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
 }
 
 /// What a cached page stands for; the pool stores it and gives it back, and never looks inside.

@@ -26,13 +26,13 @@ impl Index<GroupId> for Pools {
 
     #[inline]
     fn index(&self, group: GroupId) -> &Pool {
-        &self.pools[usize::from(group.0)]
+        &self.pools[group.index()]
     }
 }
 
 impl IndexMut<GroupId> for Pools {
     #[inline]
     fn index_mut(&mut self, group: GroupId) -> &mut Pool {
-        &mut self.pools[usize::from(group.0)]
+        &mut self.pools[group.index()]
     }
 }

@@ -8,6 +8,7 @@
 //! - `decode`: one step of 256 running requests: plan, write the block-table rows that changed and the
 //!   lengths, deliver a token each. The throughput is in requests.
 
+use block_pool::GroupId;
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -143,7 +144,7 @@ impl Decoding {
     fn step(&mut self) {
         self.ledger.alloc(&self.batch, &[]).expect("there is room");
         self.ledger
-            .write_rows(&self.batch, &mut self.memory, &mut self.table, COLUMNS)
+            .write_rows(GroupId::FIRST, &self.batch, &mut self.memory, &mut self.table, COLUMNS)
             .expect("the table is large enough");
         self.ledger.write_cache_lengths(&self.batch, &mut self.lengths).expect("every request is planned");
         self.ledger.close_step();

@@ -1,31 +1,27 @@
 //! `alloc`: prefix hits and pages for the next forward, for a whole batch or not at all.
 
-use crate::blocks::Prefix;
 use crate::config::Reserve;
-use crate::copies::let_go;
 use crate::error::{LedgerError, NoRoom};
-use crate::ledger::{Ledger, check_length, parent_after};
+use crate::hits::{Found, Hit};
+use crate::ledger::{Ledger, check_length};
 use crate::loads::LoadJob;
 use crate::misses::{Miss, MissReason};
 use crate::page_copies::Leaving;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use crate::tiers::{Loads, OuterTier};
-use block_pool::Step;
+use block_pool::{GroupId, Step};
 use memory::AHEAD;
-use radix_tree::{Hits, NodeId};
-use std::ops::Range;
+use radix_tree::NodeId;
+use smallvec::SmallVec;
 
 /// What `alloc` will do for one request.
 struct Plan {
     slot: SlotId,
-    /// Hit blocks, as a range of [`Scratch::hits`]; they follow the request's own published blocks.
-    hits: Range<usize>,
+    hit: Hit,
     /// At first admission: why the first block after the hits was missed, and how many were, up to the
     /// block of the last token.
     missed: Option<(MissReason, u32)>,
-    /// Blocks of the request's row that hits replace.
-    replaced: Range<usize>,
     /// Tokens that the forward computes.
     start: u32,
     end: u32,
@@ -33,19 +29,25 @@ struct Plan {
     placeholder: bool,
     /// Drafts that it verifies behind them.
     drafts: u32,
-    /// Pages to take for the end of the row.
-    new_pages: u32,
+    /// Pages to take in each group.
+    pages: SmallVec<[NewPages; 1]>,
     /// Blocks to load before a forward can be planned, and the first of them.
     load: u32,
     first_load: u32,
+}
+
+/// Pages that a request takes in a group.
+#[derive(Clone, Copy)]
+struct NewPages {
+    /// For the end of the row.
+    new: u32,
     /// Whether the page of the first token is copied, to one more page.
     copies: bool,
 }
 
-impl Plan {
-    /// Pages to take.
-    fn pages(&self) -> u32 {
-        self.new_pages + u32::from(self.copies)
+impl NewPages {
+    fn count(self) -> u32 {
+        self.new + u32::from(self.copies)
     }
 }
 
@@ -53,10 +55,8 @@ impl Plan {
 #[derive(Default)]
 pub(crate) struct Scratch {
     plans: Vec<Plan>,
-    hits: Hits,
+    found: Found,
     leaving: Leaving,
-    /// Collisions met while planning.
-    collisions: u64,
 }
 
 impl Ledger {
@@ -167,58 +167,72 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
-        scratch.hits.truncate(0);
+        scratch.found.clear(&self.config);
         scratch.leaving.clear();
-        scratch.collisions = 0;
-        let mut needed = 0u64;
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let mut plan = self.plan_one(index, slot, bound, loads, scratch)?;
-            if plan.copies {
-                plan.copies = self.must_copy(self.sequence(slot)?, plan.start, &mut scratch.leaving);
+            for (group, pages) in self.config.group_ids().zip(&mut plan.pages) {
+                if pages.copies {
+                    let sequence = self.sequence(slot)?;
+                    pages.copies = self.must_copy(sequence, group, plan.start, &mut scratch.leaving);
+                }
             }
-            needed += u64::from(plan.pages());
             scratch.plans.push(plan);
         }
-        // With room for every hit beside the new pages, no hit need be looked at.
-        if needed + scratch.hits.len() as u64 <= u64::from(self.pool.available()) {
-            return Ok(());
+        let mut refused = None;
+        for group in self.config.group_ids() {
+            let needed = scratch.plans.iter().map(|plan| u64::from(plan.pages[group.index()].count()));
+            // With room for every hit beside the new pages, no hit need be looked at.
+            let most = needed.sum::<u64>() + scratch.found.all(group).len() as u64;
+            if most > u64::from(self.pools[group].available())
+                && let Some((index, room)) = self.lacking(scratch, group)?
+                && refused.as_ref().is_none_or(|&(before, _)| index < before)
+            {
+                refused = Some((index, room));
+            }
         }
-        self.check_room(scratch)
+        match refused {
+            Some((index, room)) => Err(LedgerError::InsufficientBlocks { slot: batch[index], room }),
+            None => Ok(()),
+        }
     }
 
-    /// Whether the planned batch fits, to the page.
-    fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
-        self.pool.open_marks();
-        let available = i64::from(self.pool.available());
+    /// The first request of the planned batch that does not fit into a group, to the page.
+    fn lacking(&mut self, scratch: &Scratch, group: GroupId) -> Result<Option<(usize, NoRoom)>, LedgerError> {
+        let config = &self.config;
+        let pool = &mut self.pools[group];
+        pool.open_marks();
+        for &page in scratch.found.all(group) {
+            if !pool.is_evictable(page) {
+                pool.mark(page); // held, and hit: nobody who lets it go makes room
+            }
+        }
+        let available = i64::from(pool.available());
         let (mut needed, mut own_hits, mut given_back) = (0i64, 0i64, 0i64);
-        let mut refused = None;
-        for plan in &scratch.plans {
-            for &page in &scratch.hits.pages[plan.hits.clone()] {
-                if self.pool.is_evictable(page) && self.pool.mark(page) {
+        let mut lacking = None;
+        for (index, plan) in scratch.plans.iter().enumerate() {
+            for &page in scratch.found.pages(&plan.hit, group) {
+                if pool.is_evictable(page) && pool.mark(page) {
                     own_hits += 1;
                 }
             }
-            for &page in &self.sequence(plan.slot)?.row[plan.replaced.clone()] {
-                // A page that the tree knows, by way of a fork, may be a hit of this batch.
-                let alone = self.pool.refs(page) == 1 && self.pool.pins(page) == 0;
-                given_back += i64::from(alone && self.pool.node(page).is_none());
+            let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
+            for page in sequence.let_go_for(&plan.hit, plan.start, group, config) {
+                // Of several that let it go, the first counts.
+                let alone = pool.refs(page) == 1 && pool.pins(page) == 0;
+                given_back += i64::from(alone && pool.mark(page));
             }
             let left = available + given_back - own_hits - needed;
-            let pages = plan.pages();
+            let pages = plan.pages[group.index()].count();
             needed += i64::from(pages);
-            if left < i64::from(pages) && refused.is_none() {
-                let free = u32::try_from(left).unwrap_or(0);
-                refused = Some((plan.slot, self.room(pages, free)));
+            if left < i64::from(pages) && lacking.is_none() {
+                lacking = Some((index, pages, u32::try_from(left).unwrap_or(0)));
             }
         }
         // A later request's hits may give back pages that an earlier one lacked: the sum decides.
-        match refused {
-            Some((slot, room)) if needed > available + given_back - own_hits => {
-                Err(LedgerError::InsufficientBlocks { slot, room })
-            }
-            _ => Ok(()),
-        }
+        let lacking = lacking.filter(|_| needed > available + given_back - own_hits);
+        Ok(lacking.map(|(index, pages, free)| (index, self.room(group, pages, free))))
     }
 
     fn plan_one(
@@ -239,45 +253,28 @@ impl Ledger {
         }
         let len = sequence.len() + u32::from(placeholder);
 
-        let first_hit = scratch.hits.len();
         let mut missed = None;
-        let published = sequence.nodes.len();
-        let mut on_device = published;
+        let (mut hit, mut on_device) = (Hit::default(), sequence.nodes.len());
         let reads =
             self.config.prefix_caching && !sequence.no_read && !sequence.dummy && sequence.epoch == epoch;
         if reads && sequence.position < sequence.prompt_end {
             sequence.hash_known(page_size as usize);
             let limit = ((sequence.known() - 1) / page_size) as usize;
-            let prefix = Prefix {
-                log: &sequence.tokens,
-                keys: sequence.chain.keys(),
-                extras: &sequence.extras,
-                page_size: page_size as usize,
-            };
-            let parent = parent_after(sequence, &sequence.nodes);
-            let hits = &mut scratch.hits;
-            let collided = prefix.walk(&self.tree, parent, published, limit, &mut self.reader, hits);
-            scratch.collisions += u64::from(collided);
-            on_device += hits.len() - first_hit;
+            let found = &mut scratch.found;
+            let collided;
+            (hit, on_device, collided) =
+                found.look_up(&self.config, &self.tree, sequence, limit, &mut self.reader);
+            found.collisions += u64::from(collided);
             if !sequence.admitted && on_device < limit {
                 let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], collided);
                 missed = Some((miss.reason, (limit - on_device) as u32));
             }
-            // A hit that ends at or before the position saves nothing.
-            if ((published + hits.len() - first_hit) as u32) * page_size <= sequence.position {
-                hits.truncate(first_hit);
-            }
         }
-        let hits = first_hit..scratch.hits.len();
-        let hit_end = published + hits.len();
-        let (start, replaced) = if hits.is_empty() {
-            (sequence.position, 0..0)
-        } else {
-            (hit_end as u32 * page_size, published..hit_end.min(sequence.row.len()).max(published))
-        };
+        let hit_end = if hit.is_empty() { 0 } else { (sequence.nodes.len() + hit.blocks()) as u32 };
+        let start = sequence.position.max(hit_end * page_size);
         // What the request has computed and not stored is not loaded either.
         let first_load = (on_device as u32).max(start / page_size);
-        let most_load = if reads && sequence.may_load() {
+        let most_load = if reads && sequence.may_load() && self.config.is_plain() {
             ((sequence.known() - 1) / page_size).saturating_sub(first_load)
         } else {
             0
@@ -289,47 +286,53 @@ impl Ledger {
         let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
         let end = len.min(start.saturating_add(most));
         let reserved = end + sequence.draft_room(sequence.steps_out.iter());
-        let covered = match self.config.reserve {
-            Reserve::Prompt => reserved.max(sequence.prompt_end),
-            Reserve::Chunk => reserved,
-        };
-        let limit = self.config.max_pages_per_request(sequence.drafts);
+        let limit = self.config.max_blocks_per_request(sequence.drafts);
         let most = len + sequence.draft_room([].iter());
         if u64::from(most) > u64::from(limit) * u64::from(page_size) {
-            let room = self.room(most.div_ceil(page_size), self.pool.available());
+            let lead = self.config.lead();
+            let room = self.room(lead, most.div_ceil(page_size), self.pools[lead].available());
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
-        let held = sequence.row.len().max(if hits.is_empty() { 0 } else { hit_end }) as u32;
-        let new_pages = if sequence.dummy {
-            0
-        } else if load > 0 {
-            load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
-        } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
-            0 // as in most decode steps
-        } else {
-            covered.div_ceil(page_size) - held
-        };
+        let mut pages = SmallVec::new();
+        for group in self.config.group_ids() {
+            let held = (sequence.row(group).pages.len() as u32).max(hit_end);
+            let covered = match self.config.reserve {
+                Reserve::Prompt if !self.config.kind(group).forgets() => reserved.max(sequence.prompt_end),
+                Reserve::Prompt | Reserve::Chunk => reserved,
+            };
+            let new = if sequence.dummy {
+                0
+            } else if load > 0 {
+                load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+            } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
+                0 // as in most decode steps
+            } else {
+                covered.div_ceil(page_size) - held
+            };
+            if self.config.kind(group).forgets() {
+                let needed = self.config.kind(group).needed(start, page_size);
+                let at_once = needed.sinks.min(needed.from) + covered.div_ceil(page_size) - needed.from;
+                let total = self.pools[group].total();
+                if at_once > total && !sequence.dummy {
+                    let room = self.room(group, at_once, self.pools[group].available());
+                    return Err(LedgerError::RequestTooLarge {
+                        slot,
+                        tokens: covered.into(),
+                        limit: total,
+                        room,
+                    });
+                }
+            }
+            pages.push(NewPages { new, copies: sequence.exposed && load == 0 });
+        }
         let drafts = sequence.drafts_of(start, end, len);
-        Ok(Plan {
-            slot,
-            hits,
-            missed,
-            replaced,
-            start,
-            end,
-            placeholder,
-            drafts,
-            new_pages,
-            copies: sequence.exposed && load == 0,
-            load,
-            first_load,
-        })
+        Ok(Plan { slot, hit, missed, start, end, placeholder, drafts, pages, load, first_load })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
     /// no page taken for one request is a hit of another.
     fn commit_plans(&mut self, scratch: &Scratch) -> Vec<LoadJob> {
-        self.counters.collisions += scratch.collisions;
+        self.counters.collisions += scratch.found.collisions;
         let mut jobs = Vec::new();
         if scratch.plans.is_empty() {
             return jobs;
@@ -339,33 +342,41 @@ impl Ledger {
         }
         self.step_joined |= scratch.plans.iter().any(|plan| plan.load == 0);
         self.events.seal();
-        let mut gaps = self.counters.reuse_gap.runs();
+        let lead = self.config.lead();
         let step = self.step.0;
-        for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
-            let pages = &scratch.hits.pages[plan.hits.clone()];
-            self.pool.reuse_all(pages, |last_use| gaps.add(step - last_use.0));
+        for group in self.config.group_ids() {
+            let mut gaps = self.counters.reuse_gap.runs();
+            for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
+                let pages = scratch.found.pages(&plan.hit, group);
+                self.pools[group].reuse_all(pages, |last_use| {
+                    if group == lead {
+                        gaps.add(step - last_use.0);
+                    }
+                });
+            }
         }
-        drop(gaps);
-        for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
-            self.take_hits(plan, &scratch.hits);
+        for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
+            self.take_hit(plan.slot, plan.start, &plan.hit, &scratch.found);
         }
         let mut taken = 0;
         for plan in &scratch.plans {
-            taken += plan.pages();
+            taken += plan.pages.iter().map(|pages| pages.count()).sum::<u32>();
             if plan.load > 0 {
                 self.admit(plan);
-                let rest = plan.new_pages - plan.load;
+                let rest = plan.pages[0].new - plan.load;
                 jobs.extend(self.begin_load(plan.slot, plan.first_load, plan.load, rest));
                 continue;
             }
-            if plan.copies {
-                self.take(1);
-                self.copy_on_write(plan.slot, (plan.start / self.config.page_size) as usize);
-            }
-            if plan.new_pages > 0 {
-                self.take(plan.new_pages);
-                let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
-                sequence.row.extend(self.taken.iter().map(|taken| taken.page));
+            for (group, pages) in self.config.group_ids().zip(&plan.pages) {
+                if pages.copies {
+                    self.take(group, 1);
+                    self.copy_on_write(plan.slot, group, (plan.start / self.config.page_size) as usize);
+                }
+                if pages.new > 0 {
+                    self.take(group, pages.new);
+                    let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
+                    sequence.row_mut(group).pages.extend(self.taken.iter().map(|taken| taken.page));
+                }
             }
             self.admit(plan);
             self.plan_step(plan);
@@ -378,57 +389,33 @@ impl Ledger {
 
     /// The tier hears of prefixes that were hit on the device, so that they do not age out of it.
     fn touch_hits(&self, scratch: &Scratch, tier: &mut dyn OuterTier) {
-        for plan in scratch.plans.iter().filter(|plan| !plan.hits.is_empty()) {
+        for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
             if let Some(sequence) = self.slots.get(plan.slot).filter(|sequence| sequence.guards.is_some()) {
                 tier.touch(&sequence.chain.keys()[..(plan.start / self.config.page_size) as usize]);
             }
         }
     }
 
-    fn take_hits(&mut self, plan: &Plan, hits: &Hits) {
-        let (nodes, pages) = (&hits.nodes[plan.hits.clone()], &hits.pages[plan.hits.clone()]);
-        let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
-        for block in plan.replaced.clone().rev() {
-            let_go(&mut self.pool, &self.tree, sequence.row[block], sequence.last_step);
-        }
-        if !plan.replaced.is_empty() {
-            sequence.row_version += 1;
-        }
-        let first = sequence.nodes.len();
-        let (over, behind) = pages.split_at(plan.replaced.len());
-        sequence.row[plan.replaced.clone()].copy_from_slice(over);
-        sequence.row.extend_from_slice(behind);
-        sequence.nodes.extend_from_slice(nodes);
-        let gained = plan.start - sequence.position;
-        sequence.cached += gained;
-        if sequence.admitted {
-            self.counters.late_reused_tokens += u64::from(gained);
-        } else {
-            self.counters.reused_tokens += u64::from(gained);
-            self.counters.reused_blocks += nodes.len() as u64;
-        }
-        let hit = first..first + nodes.len();
-        self.mark_reused(plan.slot, first..first);
-        self.offload_hit(plan.slot, hit);
-        self.use_blocks(plan.slot, first);
-    }
-
     /// Takes pages that the plan left room for; [`Ledger::taken`] lists them.
-    pub(crate) fn take(&mut self, count: u32) {
+    pub(crate) fn take(&mut self, group: GroupId, count: u32) {
         self.taken.clear();
-        let complete = self.pool.take_many(count, self.config.priority, &mut self.taken);
+        let complete = self.pools[group].take_many(count, self.config.priority, &mut self.taken);
         assert!(complete, "the plan left room for every page");
+        let lead = self.config.lead();
         for (index, taken) in self.taken.iter().enumerate() {
             if let Some(later) = self.taken.get(index + AHEAD).and_then(|later| later.evicted) {
                 self.tree.prefetch(NodeId(later.0));
             }
             if let Some(node) = taken.evicted {
                 let key = self.tree.key(NodeId(node.0));
-                self.tree.clear_page(NodeId(node.0));
-                self.events.removed(key);
-                self.evicted.add(key, self.step);
+                self.tree.clear_page(NodeId(node.0), group);
+                if group == lead {
+                    self.events.removed(key);
+                    self.evicted.add(key, self.step);
+                }
                 self.counters.evictions += 1;
-                self.counters.residency.add(self.step.0 - self.pool.published(taken.page).0);
+                let published = self.pools[group].published(taken.page);
+                self.counters.residency.add(self.step.0 - published.0);
             }
             self.counters.pages_allocated_new += u64::from(taken.pristine);
         }
@@ -440,7 +427,7 @@ impl Ledger {
     fn admit(&mut self, plan: &Plan) {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
-        if !plan.hits.is_empty() {
+        if !plan.hit.is_empty() {
             sequence.processed = plan.start;
             sequence.position = plan.start;
         }
@@ -470,14 +457,15 @@ impl Ledger {
         sequence.steps_out.push_back(StepOut { step, start, end, drafts });
     }
 
-    /// The pool for an error: `free` pages can be had beside the hits of the batch.
-    pub(crate) fn room(&self, needed: u32, free: u32) -> NoRoom {
-        let total = self.pool.total();
+    /// A group's pool for an error: `free` pages can be had beside the hits of the batch.
+    pub(crate) fn room(&self, group: GroupId, needed: u32, free: u32) -> NoRoom {
+        let pool = &self.pools[group];
+        let total = pool.total();
         NoRoom {
             needed,
             free,
-            evictable: free.saturating_sub(self.pool.pristine()),
-            pinned: total - self.pool.available(),
+            evictable: free.saturating_sub(pool.pristine()),
+            pinned: total - pool.available(),
             total,
         }
     }

@@ -1,7 +1,9 @@
 //! Blocks of a token log as the tree compares them, and the walk along a prefix.
 
 use block_hash::{ExtraKeys, Token};
-use radix_tree::{DigestCollision, Hits, ParentId, PrefixTree};
+use block_pool::GroupId;
+use radix_tree::{DigestCollision, Hits, NodeId, ParentId, PrefixTree};
+use std::ops::Range;
 
 /// Room for the block at hand when overrides or extra keys touch it.
 #[derive(Default)]
@@ -53,36 +55,80 @@ pub(crate) struct Prefix<'a> {
 }
 
 impl Prefix<'_> {
-    /// Follows blocks `from .. to` below `parent`, as long as each is in the tree with a page, and adds
-    /// each to `found`. True when the walk ended at a block whose hash belongs to another.
+    /// Follows `blocks` below `parent`, as long as each is in the tree with a page of the first group, and adds each
+    /// to `found`. True when the walk ended at a block whose hash belongs to another.
     pub(crate) fn walk(
         &self,
         tree: &PrefixTree,
-        mut parent: ParentId,
-        from: usize,
-        to: usize,
+        parent: ParentId,
+        blocks: Range<usize>,
         reader: &mut BlockReader,
         found: &mut Hits,
     ) -> bool {
+        self.follow(
+            tree,
+            parent,
+            blocks,
+            reader,
+            found,
+            |parent, keys, tokens, found| tree.follow(parent, keys, tokens, found),
+            |node, found| tree.page(node, GroupId::FIRST).map(|page| found.push(node, page)),
+        )
+    }
+
+    /// Follows `blocks` below `parent`, as long as each is in the tree, with or without pages, and adds each to
+    /// `found`. True when the walk ended at a block whose hash belongs to another.
+    pub(crate) fn walk_nodes(
+        &self,
+        tree: &PrefixTree,
+        parent: ParentId,
+        blocks: Range<usize>,
+        reader: &mut BlockReader,
+        found: &mut Vec<NodeId>,
+    ) -> bool {
+        self.follow(
+            tree,
+            parent,
+            blocks,
+            reader,
+            found,
+            |parent, keys, tokens, found| tree.trace(parent, keys, tokens, found),
+            |node, found| Some(found.push(node)),
+        )
+    }
+
+    /// Blocks that nothing but their tokens make up are followed in one go, others one by one.
+    #[expect(clippy::too_many_arguments, reason = "what both walks share")]
+    fn follow<F>(
+        &self,
+        tree: &PrefixTree,
+        mut parent: ParentId,
+        blocks: Range<usize>,
+        reader: &mut BlockReader,
+        found: &mut F,
+        plain: impl Fn(ParentId, &[u64], &[Token], &mut F) -> Result<Option<ParentId>, DigestCollision>,
+        touched: impl Fn(NodeId, &mut F) -> Option<()>,
+    ) -> bool {
         let page_size = self.page_size;
-        let mut block = from;
-        while block < to {
-            let touched = self.extras.next_touched(block * page_size);
-            let plain_end = touched.map_or(to, |token| to.min(token / page_size));
-            let plain = &self.log[block * page_size..plain_end * page_size];
-            match tree.follow(parent, &self.keys[block..plain_end], plain, found) {
+        let Range { start: mut block, end } = blocks;
+        while block < end {
+            let next = self.extras.next_touched(block * page_size);
+            let plain_end = next.map_or(end, |token| end.min(token / page_size));
+            let tokens = &self.log[block * page_size..plain_end * page_size];
+            match plain(parent, &self.keys[block..plain_end], tokens, found) {
                 Ok(Some(last)) => parent = last,
                 Ok(None) => return false,
                 Err(DigestCollision) => return true,
             }
-            if plain_end == to {
+            if plain_end == end {
                 break;
             }
             let (tokens, extra) = reader.read(self.log, self.extras, page_size, plain_end);
             match tree.find(parent, self.keys[plain_end], tokens, extra) {
                 Ok(Some(node)) => {
-                    let Some(page) = tree.page(node) else { return false };
-                    found.push(node, page);
+                    if touched(node, found).is_none() {
+                        return false;
+                    }
                     parent = ParentId::Node(node);
                 }
                 Ok(None) => return false,

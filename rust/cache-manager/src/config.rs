@@ -1,9 +1,10 @@
 //! What a ledger is told at the start.
 
 use crate::drafts::slack;
+use crate::groups::{Group, GroupKind};
 use crate::write_policy::WritePolicy;
 use block_hash::Algo;
-use block_pool::{EvictionPolicy, Priority};
+use block_pool::{EvictionPolicy, GroupId, Pool, Priority};
 
 /// What happens when a sequence publishes a block that another sequence published before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,8 +29,8 @@ pub enum Reserve {
 pub struct LedgerConfig {
     /// Tokens a page.
     pub page_size: u32,
-    /// Usable pages, the null page not counted.
-    pub pages: u32,
+    /// How each group of layers keeps its KV, and in how many pages; at least one.
+    pub groups: Vec<Group>,
     /// Whether blocks are hashed, published and found.
     pub prefix_caching: bool,
     /// Block hash.
@@ -55,11 +56,12 @@ pub struct LedgerConfig {
 }
 
 impl LedgerConfig {
-    /// What most want: prefixes shared by `ahash64` without a seed, LRU, no limits but the pool's, no events.
+    /// What most want: one group of full attention, prefixes shared by `ahash64` without a seed, LRU, no limits but
+    /// the pool's, no events.
     pub fn new(page_size: u32, pages: u32) -> LedgerConfig {
         LedgerConfig {
             page_size,
-            pages,
+            groups: vec![Group { kind: GroupKind::Full, pages }],
             prefix_caching: true,
             algo: Algo::AHash64,
             seed: None,
@@ -74,10 +76,35 @@ impl LedgerConfig {
         }
     }
 
-    /// Most pages that one request may hold whose decode steps verify so many drafts.
-    pub fn max_pages_per_request(&self, drafts: u32) -> u32 {
-        self.max_seq_len.map_or(self.pages, |tokens| {
-            tokens.saturating_add(slack(drafts)).div_ceil(self.page_size).min(self.pages)
-        })
+    /// Most blocks that one request may have whose decode steps verify so many drafts.
+    pub fn max_blocks_per_request(&self, drafts: u32) -> u32 {
+        let whole = self.groups.iter().filter(|group| !group.kind.forgets());
+        let room = whole.map(|group| group.pages).min().unwrap_or(Pool::MAX_PAGES);
+        let asked =
+            self.max_seq_len.map(|tokens| tokens.saturating_add(slack(drafts)).div_ceil(self.page_size));
+        asked.map_or(room, |blocks| blocks.min(room))
+    }
+
+    /// The groups' numbers.
+    pub(crate) fn group_ids(&self) -> impl DoubleEndedIterator<Item = GroupId> + use<> {
+        (0..self.groups.len()).map(|group| GroupId(group as u8))
+    }
+
+    /// Which blocks a group needs.
+    #[inline]
+    pub(crate) fn kind(&self, group: GroupId) -> GroupKind {
+        self.groups[group.index()].kind
+    }
+
+    /// The only group, if it keeps everything: most ledgers have one like this.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.groups.len() == 1 && !self.groups[0].kind.forgets()
+    }
+
+    /// The group whose blocks stand for the cache's when others are told of it: the first that keeps everything.
+    pub(crate) fn lead(&self) -> GroupId {
+        let lead = self.groups.iter().position(|group| !group.kind.forgets());
+        GroupId(lead.unwrap_or(0) as u8)
     }
 }

@@ -1,12 +1,14 @@
 //! Copies in flight: what a mover is told to copy, and what its pins hold.
 //!
 //! The ledger decides and never waits. A job says which pages a copy touches and after which step's fence
-//! the mover may touch them; the pages stay pinned until the ledger is told how the copy ended.
+//! the mover may touch them; the pages stay pinned until the ledger is told how the copy ended. The pages are
+//! those of the first group: models with several have no tiers yet.
 
+use crate::config::LedgerConfig;
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::slots::SlotId;
-use block_pool::{PageId, Pool, Step};
+use block_pool::{GroupId, PageId, Pools, Step};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
@@ -81,16 +83,14 @@ impl Ledger {
     /// An unknown slot; blocks that the request does not hold.
     pub fn start_copy(&mut self, slot: SlotId, first: usize, count: usize) -> Result<CopyJob, LedgerError> {
         let sequence = self.sequence(slot)?;
-        let pages = match first.checked_add(count).and_then(|end| sequence.row.get(first..end)) {
+        let row = &sequence.row(GroupId::FIRST).pages;
+        let pages = match first.checked_add(count).and_then(|end| row.get(first..end)) {
             Some(pages) if !pages.is_empty() && !sequence.dummy => pages.to_vec(),
             _ => {
                 return Err(LedgerError::OutOfRange {
                     name: "blocks",
                     given: first as i128,
-                    allowed: format!(
-                        "at least one block of the {} that the request holds",
-                        sequence.row.len()
-                    ),
+                    allowed: format!("at least one block of the {} that the request holds", row.len()),
                 });
             }
         };
@@ -104,9 +104,10 @@ impl Ledger {
 
     /// Pins `pages` for a copy that waits for the fence of step `after`, and of every page's last use.
     pub(crate) fn begin_copy(&mut self, pages: Vec<PageId>, after: Step, waiter: Option<SlotId>) -> CopyJob {
-        let last_use = pages.iter().map(|&page| self.pool.last_use(page)).max().unwrap_or_default();
+        let pool = &mut self.pools[GroupId::FIRST];
+        let last_use = pages.iter().map(|&page| pool.last_use(page)).max().unwrap_or_default();
         for &page in &pages {
-            self.pool.pin(page);
+            pool.pin(page);
         }
         let id = CopyId(self.copies.next);
         self.copies.next += 1;
@@ -138,11 +139,12 @@ impl Ledger {
             // Deepest first, as a release does; then what lies above counts as used now, so that no
             // block is evicted before a block below it.
             for &page in copy.pages.iter().rev() {
+                let pool = &mut self.pools[GroupId::FIRST];
                 if copy.demotion {
-                    self.pool.unpin_in_place(page);
-                    self.pool.set_offered(page, end == CopyEnd::Done);
-                } else if self.pool.unpin(page) {
-                    refresh_ancestors(&mut self.pool, &self.tree, page);
+                    pool.unpin_in_place(page);
+                    pool.set_offered(page, end == CopyEnd::Done);
+                } else if pool.unpin(page) {
+                    refresh_ancestors(&mut self.pools, &self.tree, &self.config, GroupId::FIRST, page);
                 }
             }
             match end {
@@ -162,19 +164,37 @@ impl Ledger {
 
 /// One reference less to a page that may stand for a block. If that was the last one, what lies above counts
 /// as used now, so that no block is evicted before a block below it.
-pub(crate) fn let_go(pool: &mut Pool, tree: &PrefixTree, page: PageId, last_use: Step) {
-    pool.release(page, last_use);
-    if pool.is_evictable(page) {
-        refresh_ancestors(pool, tree, page);
+pub(crate) fn let_go(
+    pools: &mut Pools,
+    tree: &PrefixTree,
+    config: &LedgerConfig,
+    group: GroupId,
+    page: PageId,
+    last_use: Step,
+) {
+    pools[group].release(page, last_use);
+    if pools[group].is_evictable(page) {
+        refresh_ancestors(pools, tree, config, group, page);
     }
 }
 
 /// Counts the blocks above that of `page`, which just became evictable, as used now too: whatever their
-/// priorities, which may be equal later, and also while copies read them.
-pub(crate) fn refresh_ancestors(pool: &mut Pool, tree: &PrefixTree, page: PageId) {
+/// priorities, which may be equal later, and also while copies read them. A group that needs only the end of a
+/// prefix keeps that longest, so that blocks above are left where they are.
+pub(crate) fn refresh_ancestors(
+    pools: &mut Pools,
+    tree: &PrefixTree,
+    config: &LedgerConfig,
+    group: GroupId,
+    page: PageId,
+) {
+    if config.kind(group).forgets() {
+        return;
+    }
+    let pool = &mut pools[group];
     let mut node = pool.node(page).map(|link| NodeId(link.0));
     while let Some(ParentId::Node(parent)) = node.map(|node| tree.parent(node)) {
-        match tree.page(parent) {
+        match tree.page(parent, group) {
             Some(page) if pool.refs(page) == 0 => pool.refresh(page),
             _ => return,
         }

@@ -106,6 +106,20 @@ impl Ledger {
             self.step_open = false;
         }
         self.publish(slot);
+        self.slide(slot);
+    }
+
+    /// Lets go what the request's groups do not need any more.
+    #[inline]
+    fn slide(&mut self, slot: SlotId) {
+        if self.config.is_plain() {
+            return;
+        }
+        if let Some(sequence) = self.slots.get_mut(slot) {
+            // A step that is computed and not known yet may be computed again.
+            let position = sequence.processed.min(sequence.known());
+            sequence.slide(position, &self.config, &mut self.pools);
+        }
     }
 
     fn drop_orphan(&mut self, slot: SlotId) {

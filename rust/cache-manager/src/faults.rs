@@ -2,6 +2,7 @@
 //! build for users has.
 
 use crate::ledger::Ledger;
+use block_pool::GroupId;
 
 /// Where a forced panic strikes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,10 +23,11 @@ impl Ledger {
     pub fn force_panic(&mut self, fault: Fault) -> ! {
         match fault {
             Fault::AtOnce => {}
-            Fault::HalfReset => self.pool.forget_all(),
+            Fault::HalfReset => self.pools[GroupId::FIRST].forget_all(),
             Fault::HalfRelease => {
-                if let Some(sequence) = self.slots.iter_mut().find(|sequence| !sequence.row.is_empty()) {
-                    self.pool.release(sequence.row[0], sequence.last_step);
+                if let Some(sequence) = self.slots.iter_mut().find(|sequence| !sequence.holds_no_page()) {
+                    let page = sequence.row(GroupId::FIRST).pages[0];
+                    self.pools[GroupId::FIRST].release(page, sequence.last_step);
                 }
             }
         }

@@ -5,6 +5,7 @@ use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::probe::PrefixQuery;
 use crate::sequence::Sequence;
+use block_pool::Pool;
 use radix_tree::{NodeId, ParentId};
 
 impl Ledger {
@@ -13,7 +14,7 @@ impl Ledger {
     /// grow with the cache.
     pub fn reset_prefix_cache(&mut self) {
         self.refuse_offloads();
-        self.counters.reset_blocks += self.tree.resident() as u64;
+        self.counters.reset_blocks += self.cached_blocks() as u64;
         self.forget_device(Sequence::holds_nothing);
         self.counters.resets += 1;
     }
@@ -43,17 +44,22 @@ impl Ledger {
     /// Who holds pages; a cache that is asleep.
     pub fn check_unused(&self) -> Result<(), LedgerError> {
         self.check_awake()?;
-        let held = self.pool.total() - self.pool.available() - self.pool.in_flight();
-        if held > 0 || !self.page_copies.is_empty() { Err(self.in_use()) } else { Ok(()) }
+        let held = |pool: &Pool| pool.total() - pool.available() - pool.in_flight();
+        if self.config.group_ids().any(|group| held(&self.pools[group]) > 0) || !self.page_copies.is_empty() {
+            Err(self.in_use())
+        } else {
+            Ok(())
+        }
     }
 
     fn in_use(&self) -> LedgerError {
         let holds = |sequence: &Sequence| {
-            let returning = sequence.suspension.as_ref().map_or(0, |suspension| suspension.pages().len());
-            sequence.row.len() + returning > 0 || sequence.load.is_some()
+            let returning = sequence.suspension.as_ref().is_some_and(|it| !it.pages().is_empty());
+            returning || !sequence.holds_no_page() || sequence.load.is_some()
         };
+        let used = |group| self.pools[group].total() - self.pools[group].available();
         LedgerError::InUse {
-            pages: self.pool.total() - self.pool.available(),
+            pages: self.config.group_ids().map(used).sum(),
             requests: self.slots.iter().filter(|(_, sequence)| holds(sequence)).count(),
             pins: self.pins.pages.len(),
             copies: self.copies.in_flight.len() + self.page_copies.len(),
@@ -85,7 +91,9 @@ impl Ledger {
     fn forget_device(&mut self, goes_on: impl Fn(&Sequence) -> bool) {
         self.tree.clear();
         self.evicted.clear();
-        self.pool.forget_all();
+        for group in self.config.group_ids() {
+            self.pools[group].forget_all();
+        }
         self.epoch += 1;
         for sequence in self.slots.iter_mut().filter(|sequence| goes_on(sequence)) {
             sequence.join_epoch(&mut self.tree, self.epoch);
@@ -109,13 +117,20 @@ impl Ledger {
         self.events.seal();
         let below: Vec<NodeId> = self.tree.descendants(parent).collect();
         let mut forgotten = 0;
+        let lead = self.config.lead();
         for node in below {
-            let unused = self.tree.page(node).filter(|&page| self.pool.is_evictable(page));
-            let Some(page) = unused else { continue };
-            self.events.removed(self.tree.key(node));
-            self.pool.withdraw(page);
-            self.tree.clear_page(node);
-            forgotten += 1;
+            let mut unused = false;
+            for group in self.config.group_ids() {
+                let page = self.tree.page(node, group).filter(|&page| self.pools[group].is_evictable(page));
+                let Some(page) = page else { continue };
+                if group == lead {
+                    self.events.removed(self.tree.key(node));
+                }
+                self.pools[group].withdraw(page);
+                self.tree.clear_page(node, group);
+                unused = true;
+            }
+            forgotten += usize::from(unused);
         }
         self.counters.truncated_blocks += forgotten as u64;
         forgotten

@@ -29,14 +29,17 @@ impl Ledger {
             parent.exposed = true;
         }
         self.counters.forks += 1;
-        for &page in &child.row {
-            self.pool.acquire(page);
+        for group in self.config.group_ids() {
+            for (_, page) in child.row(group).held() {
+                self.pools[group].acquire(page);
+            }
         }
         if child.epoch == self.epoch {
             self.tree.acquire_namespace(&child.namespace_key);
             for &block in &child.anchored {
                 self.tree.anchor(child.nodes[block as usize]);
             }
+            child.hold_end(&self.config, &mut self.tree);
         } else if child.holds_nothing() {
             child.join_epoch(&mut self.tree, self.epoch);
         }
@@ -62,7 +65,7 @@ impl Sequence {
             drafts: self.drafts,
         };
         Sequence {
-            row: self.row[..processed.div_ceil(page_size) as usize].to_vec(),
+            rows: self.rows.iter().map(|row| row.fork(processed.div_ceil(page_size) as usize)).collect(),
             exposed: true,
             nodes: self.nodes.clone(),
             anchored: self.anchored.clone(),
@@ -75,7 +78,7 @@ impl Sequence {
             admitted: self.admitted,
             // The parent's newest forward may write to what the child holds.
             last_step: self.last_step,
-            ..Sequence::new(new, serial, self.namespace, self.epoch)
+            ..Sequence::new(new, self.rows.len(), serial, self.namespace, self.epoch)
         }
     }
 }

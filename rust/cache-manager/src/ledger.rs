@@ -8,13 +8,14 @@ use crate::error::LedgerError;
 use crate::events::EventLog;
 use crate::misses::EvictedKeys;
 use crate::offloads::OffloadJob;
+use crate::page_copies::PageCopy;
 use crate::pins::Pins;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
 use crate::snapshot;
 use crate::write_policy::Demotion;
 use block_hash::{Identity, Token};
-use block_pool::{PageId, Pool, Step, Taken};
+use block_pool::{GroupId, PageId, Pool, Pools, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
 use tiered_connector::job::UnitId;
@@ -23,7 +24,7 @@ use tiered_connector::job::UnitId;
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one ledger")]
 pub struct Ledger {
     pub(crate) config: LedgerConfig,
-    pub(crate) pool: Pool,
+    pub(crate) pools: Pools,
     pub(crate) tree: PrefixTree,
     pub(crate) slots: Slots,
     /// Pages that the newest [`Ledger::take`] took.
@@ -37,8 +38,8 @@ pub struct Ledger {
     /// Blocks that the newest publication stored.
     pub(crate) published: Vec<usize>,
     pub(crate) demotion: Demotion,
-    /// Planned and not taken: source and destination, in order.
-    pub(crate) page_copies: Vec<(PageId, PageId)>,
+    /// Planned and not taken, in order.
+    pub(crate) page_copies: Vec<PageCopy>,
     pub(crate) counters: Counters,
     pub(crate) events: EventLog,
     pub(crate) evicted: EvictedKeys,
@@ -67,13 +68,18 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger with an empty pool.
+    /// A ledger with empty pools.
+    ///
+    /// # Panics
+    /// Without a group.
     pub fn new(config: LedgerConfig) -> Ledger {
-        let pool = Pool::new(config.pages, config.policy, config.priority);
-        let blocks = if config.prefix_caching { config.pages as usize } else { 0 };
+        assert!(!config.groups.is_empty(), "a ledger has a group");
+        let pools = config.groups.iter().map(|group| Pool::new(group.pages, config.policy, config.priority));
+        let pages: usize = config.groups.iter().map(|group| group.pages as usize).sum();
+        let blocks = if config.prefix_caching { pages } else { 0 };
         Ledger {
-            tree: PrefixTree::new(config.page_size as usize, blocks),
-            pool,
+            tree: PrefixTree::new(config.page_size as usize, blocks, config.groups.len() as u8),
+            pools: Pools::apart(pools.collect()),
             slots: Slots::default(),
             taken: Vec::new(),
             copies: Copies::default(),
@@ -116,7 +122,8 @@ impl Ledger {
             return Err(Box::new(RefusedClaim { error, request: new }));
         }
         let namespace = self.tree.acquire_namespace(&new.namespace);
-        let sequence = Sequence::new(new, self.counters.claims + 1, namespace, self.epoch);
+        let groups = self.config.groups.len();
+        let sequence = Sequence::new(new, groups, self.counters.claims + 1, namespace, self.epoch);
         Ok(self.seat(sequence))
     }
 
@@ -209,14 +216,15 @@ impl Ledger {
         Ok(&sequence.tokens[..sequence.known() as usize])
     }
 
-    /// The pages of the request's blocks, in order.
+    /// The pages of the request's blocks in a group, in order; the null page is a placeholder for a block that the
+    /// group does not need.
     ///
     /// # Errors
     /// An unknown slot; a padding request.
-    pub fn pages(&self, slot: SlotId) -> Result<&[PageId], LedgerError> {
+    pub fn pages(&self, slot: SlotId, group: GroupId) -> Result<&[PageId], LedgerError> {
         match self.sequence(slot)? {
             padding if padding.dummy => Err(LedgerError::Padding(slot)),
-            sequence => Ok(&sequence.row),
+            sequence => Ok(&sequence.row(group).pages),
         }
     }
 
@@ -276,14 +284,19 @@ impl Ledger {
         &self.counters
     }
 
-    /// The pool, to read.
+    /// The pages of the first group, to read.
     pub fn pool(&self) -> &Pool {
-        &self.pool
+        &self.pools[GroupId::FIRST]
     }
 
-    /// Cached blocks on the device, referenced or not.
+    /// Every group's pages, to read.
+    pub fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
+    /// Cached blocks on the device, referenced or not: those of the group that leads.
     pub fn cached_blocks(&self) -> usize {
-        self.tree.resident()
+        self.tree.resident(self.config.lead())
     }
 
     /// Pins that have not ended.

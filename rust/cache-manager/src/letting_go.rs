@@ -1,5 +1,6 @@
 //! `truncate`, `preempt`, `release`: ways to give pages back.
 
+use crate::config::LedgerConfig;
 use crate::copies::let_go;
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
@@ -7,13 +8,14 @@ use crate::loads::drop_load;
 use crate::sequence::{Released, Sequence};
 use crate::slots::SlotId;
 use crate::suspension::drop_suspension;
-use block_pool::{Pool, Step};
+use block_pool::{GroupId, PageId, Pools, Step};
 use radix_tree::PrefixTree;
 
 impl Ledger {
     /// Drops the request's tokens after the first `len`, with their hashes and pages, and its steps out.
     /// If `len` falls into a block whose page is stored, shared or being copied, the page is given up
-    /// too, and the block's tokens are computed again: such a page is never written to.
+    /// too, and the block's tokens are computed again: such a page is never written to. If a group has let go what
+    /// the tokens from there on read, all are computed again.
     ///
     /// # Errors
     /// An unknown slot; a suspended request; more tokens than are known.
@@ -35,7 +37,7 @@ impl Ledger {
         }
         sequence.check_present(slot)?;
         sequence.drop_steps_out(launched);
-        drop_load(sequence, page_size, &mut self.pool);
+        drop_load(sequence, page_size, &mut self.pools[GroupId::FIRST]);
         sequence.tokens.truncate(len as usize);
         // From an item that is cut short on, blocks have another identity than they had.
         let same = sequence.extras.truncate(len as usize).map_or(len, |token| token as u32);
@@ -45,13 +47,21 @@ impl Ledger {
             guards.truncate(full);
         }
         // The page of a partial block stays only if it is the request's own and nobody else knows it.
-        let known =
-            |page| self.pool.node(page).is_some() || self.pool.refs(page) > 1 || self.pool.pins(page) > 0;
-        let shared = same < len || sequence.row.get(full).is_some_and(|&page| known(page));
+        let known = |group| {
+            let (pool, page) = (&self.pools[group], sequence.row(group).page(full));
+            page.is_some_and(|page| pool.node(page).is_some() || pool.refs(page) > 1 || pool.pins(page) > 0)
+        };
+        let shared = same < len || self.config.group_ids().any(known);
         let keep = if shared { full } else { len.div_ceil(page_size) as usize };
-        sequence.give_back(keep, full, &mut self.pool, &mut self.tree, current);
-        sequence.processed = sequence.processed.min(if shared { full as u32 * page_size } else { len });
-        sequence.position = sequence.processed;
+        let left = sequence.processed.min(if shared { full as u32 * page_size } else { len });
+        let goes_on = sequence.can_go_on(left, &self.config);
+        let (keep, full) = if goes_on { (keep, full) } else { (0, 0) };
+        sequence.give_back(keep, full, &self.config, &mut self.pools, &mut self.tree, current);
+        sequence.processed = left;
+        sequence.position = left;
+        if !goes_on {
+            start_over(sequence, &mut self.tree, current);
+        }
         sequence.prompt_end = sequence.prompt_end.min(len);
         sequence.prompt = sequence.prompt.min(len);
         sequence.blocked &= sequence.nodes.len() < full;
@@ -73,9 +83,10 @@ impl Ledger {
         for &slot in batch {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
-            drop_load(sequence, page_size, &mut self.pool);
-            self.units_let_go.extend(drop_suspension(sequence, &mut self.pool));
-            sequence.give_back(0, 0, &mut self.pool, &mut self.tree, current);
+            let first = &mut self.pools[GroupId::FIRST];
+            drop_load(sequence, page_size, first);
+            self.units_let_go.extend(drop_suspension(sequence, first));
+            sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, current);
             start_over(sequence, &mut self.tree, current);
             self.counters.preemptions += 1;
         }
@@ -124,9 +135,10 @@ impl Ledger {
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
-        drop_load(&mut sequence, self.config.page_size, &mut self.pool);
-        self.units_let_go.extend(drop_suspension(&mut sequence, &mut self.pool));
-        sequence.give_back(0, 0, &mut self.pool, &mut self.tree, self.epoch);
+        let first = &mut self.pools[GroupId::FIRST];
+        drop_load(&mut sequence, self.config.page_size, first);
+        self.units_let_go.extend(drop_suspension(&mut sequence, first));
+        sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, self.epoch);
         if sequence.epoch == self.epoch {
             self.tree.release_namespace(sequence.namespace);
         }
@@ -154,52 +166,130 @@ pub(crate) fn start_over(sequence: &mut Sequence, tree: &mut PrefixTree, epoch: 
 }
 
 impl Sequence {
-    /// Gives back the pages of all blocks but the first `pages`, and forgets the nodes of all but the first
-    /// `nodes`, the tail first. A stored page that the sequence holds a twin of counts as used at the twin's
-    /// turn, so that no block is evicted before a block below it. `epoch` is the ledger's.
+    /// Whether every group has what the token at `position` and those after it read.
+    fn can_go_on(&self, position: u32, config: &LedgerConfig) -> bool {
+        let blocks = position.div_ceil(config.page_size);
+        config.group_ids().filter(|&group| config.kind(group).forgets()).all(|group| {
+            let needed = config.kind(group).needed(position, config.page_size);
+            let row = self.row(group);
+            (0..needed.sinks.min(blocks)).chain(needed.from..blocks).all(|it| row.page(it as usize).is_some())
+        })
+    }
+
+    /// Lets go what the groups do not need any more, now that the tokens before `position` are computed.
+    pub(crate) fn slide(&mut self, position: u32, config: &LedgerConfig, pools: &mut Pools) {
+        let last_step = self.last_step;
+        for group in config.group_ids().filter(|&group| config.kind(group).forgets()) {
+            let needed = config.kind(group).needed(position, config.page_size);
+            let row = self.row_mut(group);
+            let from = row.from.max(needed.sinks);
+            for block in from..needed.from.min(row.pages.len() as u32) {
+                let page = row.replace(block as usize, PageId::NULL);
+                if page != PageId::NULL {
+                    pools[group].release(page, last_step);
+                }
+            }
+            row.from = row.from.max(needed.from);
+        }
+    }
+
+    /// Gives back the pages of all blocks but the first `blocks`, and forgets the nodes of all but the first
+    /// `nodes`. `epoch` is the ledger's.
     pub(crate) fn give_back(
         &mut self,
-        pages: usize,
+        blocks: usize,
         nodes: usize,
-        pool: &mut Pool,
+        config: &LedgerConfig,
+        pools: &mut Pools,
         tree: &mut PrefixTree,
         epoch: u32,
     ) {
-        let sequence = self;
-        let current = sequence.epoch == epoch;
-        let published = sequence.nodes.len();
-        let mut twins = sequence.anchored.iter().rev().peekable();
-        for block in (0..sequence.row.len()).rev() {
-            if twins.peek().is_none() && block < published {
-                // The rest is released in one go.
-                let pages = sequence.row.get(pages..=block).unwrap_or_default();
-                pool.release_all(pages.iter().rev().copied(), sequence.last_step);
-                break;
+        let current = self.epoch == epoch;
+        for group in config.group_ids() {
+            if config.kind(group).forgets() {
+                self.give_back_window(blocks, group, config, pools);
+            } else {
+                self.give_back_tail_first(blocks, group, config, pools, tree, current);
             }
-            if block >= pages {
-                let page = sequence.row[block];
-                if block < published {
-                    pool.release(page, sequence.last_step);
-                } else {
-                    // The tree may know it by way of another request that shared it.
-                    let_go(pool, tree, page, sequence.last_step);
-                }
-            }
-            if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
-                let node = sequence.nodes[block];
-                if let Some(twin) = tree.page(node) {
-                    pool.refresh(twin);
-                }
-                if block >= nodes {
-                    tree.release_anchor(node);
-                }
+            let row = self.row_mut(group);
+            if blocks < row.pages.len() {
+                row.pages.truncate(blocks);
+                row.from = row.from.min(blocks as u32);
+                row.version += 1;
             }
         }
-        sequence.anchored.retain(|&block| (block as usize) < nodes);
-        sequence.nodes.truncate(nodes);
-        if pages < sequence.row.len() {
-            sequence.row.truncate(pages);
-            sequence.row_version += 1;
+        if current {
+            let forgotten = self.anchored.iter().rev().take_while(|&&block| block as usize >= nodes);
+            for &block in forgotten {
+                tree.release_anchor(self.nodes[block as usize]);
+            }
+        }
+        self.anchored.retain(|&block| (block as usize) < nodes);
+        self.nodes.truncate(nodes);
+        if current {
+            self.hold_end(config, tree);
+        }
+    }
+
+    /// The tail first. A stored page that the sequence holds a twin of counts as used at the twin's turn, so that no
+    /// block is evicted before a block below it.
+    fn give_back_tail_first(
+        &self,
+        blocks: usize,
+        group: GroupId,
+        config: &LedgerConfig,
+        pools: &mut Pools,
+        tree: &PrefixTree,
+        current: bool,
+    ) {
+        let (row, published) = (&self.row(group).pages, self.nodes.len());
+        let mut twins = self.anchored.iter().rev().peekable();
+        for block in (0..row.len()).rev() {
+            if twins.peek().is_none() && block < published {
+                // The rest is released in one go.
+                let pages = row.get(blocks..=block).unwrap_or_default();
+                pools[group].release_all(pages.iter().rev().copied(), self.last_step);
+                break;
+            }
+            if block >= blocks {
+                if block < published {
+                    pools[group].release(row[block], self.last_step);
+                } else {
+                    // The tree may know it by way of another request that shared it.
+                    let_go(pools, tree, config, group, row[block], self.last_step);
+                }
+            }
+            if twins.next_if(|&&twin| twin as usize == block).is_some()
+                && current
+                && let Some(twin) = tree.page(self.nodes[block], group)
+            {
+                pools[group].refresh(twin);
+            }
+        }
+    }
+
+    /// The head first, since the tail is what a later hit needs; then the sinks, which all hits need.
+    fn give_back_window(&self, blocks: usize, group: GroupId, config: &LedgerConfig, pools: &mut Pools) {
+        let row = self.row(group);
+        let sinks = (config.kind(group).needed(0, config.page_size).sinks as usize).min(row.pages.len());
+        for block in (sinks..row.pages.len()).chain(0..sinks).filter(|&block| block >= blocks) {
+            if let Some(page) = row.page(block) {
+                pools[group].release(page, self.last_step);
+            }
+        }
+    }
+
+    /// Where no group keeps all blocks, nothing but this keeps the last published block in the tree: what the
+    /// request publishes next follows it.
+    pub(crate) fn hold_end(&mut self, config: &LedgerConfig, tree: &mut PrefixTree) {
+        let last = self.nodes.last().copied().filter(|_| config.groups.iter().all(|it| it.kind.forgets()));
+        if last != self.end {
+            if let Some(node) = last {
+                tree.anchor(node);
+            }
+            if let Some(node) = std::mem::replace(&mut self.end, last) {
+                tree.release_anchor(node);
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::ledger::{Ledger, parent_after};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_hash::{Chain, Guards, Identity};
-use block_pool::{PageId, Pool};
+use block_pool::{GroupId, PageId, Pool};
 use radix_tree::Hits;
 
 /// A load in flight, of blocks `first .. first + pages.len()`.
@@ -117,7 +117,7 @@ impl Ledger {
         };
         let mut hits = Hits::default();
         let parent = parent_after(sequence, &sequence.nodes);
-        prefix.walk(&self.tree, parent, published, limit, &mut self.reader, &mut hits);
+        prefix.walk(&self.tree, parent, published..limit, &mut self.reader, &mut hits);
         let on_device = (published + hits.len()).max((sequence.position / page_size) as usize);
         let Some(guards) = &sequence.guards else { return Ok(None) };
         let keys = (0..limit).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect();
@@ -126,7 +126,7 @@ impl Ledger {
 
     /// Takes the pages of a planned load and pins those that it fills.
     pub(crate) fn begin_load(&mut self, slot: SlotId, first: u32, blocks: u32, rest: u32) -> Option<LoadJob> {
-        self.take(blocks + rest);
+        self.take(GroupId::FIRST, blocks + rest);
         let mut pages: Vec<PageId> = self.taken.iter().map(|taken| taken.page).collect();
         let rest = pages.split_off(blocks as usize);
         let last_step = self.slots.get(slot)?.last_step;
@@ -146,20 +146,23 @@ impl Ledger {
         let Some(load) = sequence.load.take_if(|load| load.copy == copy) else { return false };
         if end != CopyEnd::Done {
             sequence.load_failed |= end == CopyEnd::Failed;
-            undo(sequence, &load, page_size, &mut self.pool);
+            undo(sequence, &load, page_size, &mut self.pools[GroupId::FIRST]);
             if sequence.epoch != self.epoch && sequence.holds_nothing() {
                 sequence.join_epoch(&mut self.tree, self.epoch);
             }
             return true;
         }
         let end = load.first as usize + load.pages.len();
-        for block in (load.first as usize..end.min(sequence.row.len())).rev() {
-            let_go(&mut self.pool, &self.tree, sequence.row[block], sequence.last_step);
-            sequence.row_version += 1;
+        let last_step = sequence.last_step;
+        let row = sequence.row_mut(GroupId::FIRST);
+        let held = end.min(row.pages.len());
+        for &page in row.pages[(load.first as usize).min(held)..held].iter().rev() {
+            let_go(&mut self.pools, &self.tree, &self.config, GroupId::FIRST, page, last_step);
+            row.version += 1;
         }
-        let kept = sequence.row.split_off(end.min(sequence.row.len()));
-        sequence.row.truncate(load.first as usize);
-        sequence.row.extend(load.pages.iter().chain(&kept).chain(&load.rest));
+        let kept = row.pages.split_off(held);
+        row.pages.truncate(load.first as usize);
+        row.pages.extend(load.pages.iter().chain(&kept).chain(&load.rest));
         self.counters.loaded_blocks += load.pages.len() as u64;
         self.counters.loaded_tokens += u64::from(load.tokens(sequence.position, page_size));
         sequence.processed = end as u32 * page_size;

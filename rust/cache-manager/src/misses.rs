@@ -128,6 +128,7 @@ impl Ledger {
     /// Whether another namespace has all of the prompt's first `blocks` blocks.
     fn is_stored_elsewhere(&self, query: &PrefixQuery, blocks: usize) -> bool {
         let page_size = self.config.page_size as usize;
+        let lead = self.config.lead();
         let own = self.tree.find_namespace(&query.namespace);
         let others = self.tree.namespaces().filter(|&namespace| Some(namespace) != own);
         others.take(MOST_NAMESPACES).any(|namespace| {
@@ -135,7 +136,9 @@ impl Ledger {
             let mut chain = Chain::new(self.config.algo, &root);
             (1..=blocks).all(|block| {
                 chain.extend(&query.tokens[..block * page_size], page_size, &query.extras);
-                self.tree.owner_of(chain.keys()[block - 1]).is_some_and(|node| self.tree.page(node).is_some())
+                self.tree
+                    .owner_of(chain.keys()[block - 1])
+                    .is_some_and(|node| self.tree.page(node, lead).is_some())
             })
         })
     }

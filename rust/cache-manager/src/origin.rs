@@ -22,7 +22,7 @@ pub fn content_bytes(page_size: u32) -> usize {
 impl Ledger {
     /// Where the block on `page` comes from; nothing if the page stands for none.
     pub(crate) fn origin(&self, page: PageId, place: Place) -> Origin {
-        let Some(node) = self.pool.node(page).map(|link| NodeId(link.0)) else { return Origin::default() };
+        let Some(node) = self.pool().node(page).map(|link| NodeId(link.0)) else { return Origin::default() };
         let tree = &self.tree;
         let mut content = Vec::with_capacity(content_bytes(self.config.page_size));
         let tokens = tree.tokens(node);

@@ -3,13 +3,13 @@
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::slots::SlotId;
-use block_pool::{PageId, Step};
+use block_pool::{GroupId, PageId, Step};
 use std::collections::BTreeMap;
 
 /// Pages of every pin, by its number; a number is never used twice.
 #[derive(Default, Hash)]
 pub(crate) struct Pins {
-    pub(crate) pages: BTreeMap<u64, Vec<PageId>>,
+    pub(crate) pages: BTreeMap<u64, Vec<(GroupId, PageId)>>,
     next: u64,
 }
 
@@ -26,9 +26,17 @@ impl Ledger {
         }
         sequence.check_present(slot)?;
         let nodes = if sequence.epoch == self.epoch { &sequence.nodes[..] } else { &[] };
-        let pages: Vec<PageId> = nodes.iter().map_while(|&node| self.tree.page(node)).collect();
-        for &page in &pages {
-            self.pool.acquire(page);
+        let stored = |group, &node| self.tree.page(node, group).map(|page| (group, page));
+        let mut pages = Vec::with_capacity(nodes.len());
+        for group in self.config.group_ids() {
+            if self.config.kind(group).forgets() {
+                pages.extend(nodes.iter().filter_map(|node| stored(group, node)));
+            } else {
+                pages.extend(nodes.iter().map_while(|node| stored(group, node)));
+            }
+        }
+        for &(group, page) in &pages {
+            self.pools[group].acquire(page);
         }
         let id = self.pins.next;
         self.pins.next += 1;
@@ -42,8 +50,8 @@ impl Ledger {
     /// A pin that ended before, or never was.
     pub fn unpin(&mut self, pin: u64) -> Result<(), LedgerError> {
         let pages = self.pins.pages.remove(&pin).ok_or(LedgerError::UnknownPin(pin))?;
-        for &page in pages.iter().rev() {
-            self.pool.release(page, Step(0));
+        for &(group, page) in pages.iter().rev() {
+            self.pools[group].release(page, Step(0));
         }
         Ok(())
     }

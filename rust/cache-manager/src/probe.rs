@@ -1,11 +1,12 @@
 //! What a prefix would reuse, without changing anything.
 
 use crate::blocks::{BlockReader, Prefix};
+use crate::hits::stored_prefix;
 use crate::ledger::Ledger;
 use crate::misses::Miss;
 use block_hash::{Chain, ExtraKeys, Identity, Token};
 use block_pool::PageState;
-use radix_tree::{Hits, NamespaceKey, ParentId};
+use radix_tree::{NamespaceKey, ParentId};
 
 /// A prompt to look for, hashed by the caller.
 pub struct PrefixQuery {
@@ -50,16 +51,22 @@ impl Ledger {
             extras: &query.extras,
             page_size: self.config.page_size as usize,
         };
-        let (mut hits, mut collided) = (Hits::default(), false);
+        let (mut nodes, mut collided) = (Vec::new(), false);
         if let Some(namespace) = self.tree.find_namespace(&query.namespace) {
             let root = ParentId::Root(namespace);
-            collided = prefix.walk(&self.tree, root, 0, full, &mut BlockReader::default(), &mut hits);
+            let mut reader = BlockReader::default();
+            collided = prefix.walk_nodes(&self.tree, root, 0..full, &mut reader, &mut nodes);
         }
-        let present = hits.len();
-        for &page in hits.pages.iter().take(reusable) {
-            reuse.all += 1;
-            reuse.allocated += u32::from(self.pool.state(page) != PageState::Evictable);
+        let present = stored_prefix(&self.config, &self.tree, &nodes, full);
+        let lead = self.config.lead();
+        let hit = stored_prefix(&self.config, &self.tree, &nodes, reusable);
+        reuse.all = hit as u32;
+        for &node in &nodes[..hit] {
+            let held = self.tree.page(node, lead);
+            let held = held.is_some_and(|page| self.pools[lead].state(page) != PageState::Evictable);
+            reuse.allocated += u32::from(held);
         }
+        collided &= present == nodes.len();
         reuse.present = present as u32;
         if present < full {
             reuse.first_new_block = Some(query.chain.identity(present));

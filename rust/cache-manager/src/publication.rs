@@ -9,9 +9,9 @@ use crate::misses::EvictedKeys;
 use crate::retention::retain;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{NodeLink, Pool};
+use block_pool::{GroupId, NodeLink, Pools};
 use memory::AHEAD;
-use radix_tree::{Insertion, PrefixTree};
+use radix_tree::{Insertion, NodeId, PrefixTree};
 
 impl Ledger {
     /// Publishes the request's blocks that are full, known and computed, and not published yet; what is
@@ -53,7 +53,7 @@ impl Ledger {
             config: &self.config,
             sequence,
             tree: &mut self.tree,
-            pool: &mut self.pool,
+            pools: &mut self.pools,
             events: &mut self.events,
             evicted: &mut self.evicted,
             counters: &mut self.counters,
@@ -64,6 +64,11 @@ impl Ledger {
         };
         publication.publish_up_to(computed);
         let reused = publication.reused;
+        if !self.config.is_plain()
+            && let Some(sequence) = self.slots.get_mut(slot)
+        {
+            sequence.hold_end(&self.config, &mut self.tree);
+        }
         if reused > first {
             self.mark_reused(slot, first..reused);
         }
@@ -75,7 +80,7 @@ struct Publication<'a> {
     config: &'a LedgerConfig,
     sequence: &'a mut Sequence,
     tree: &'a mut PrefixTree,
-    pool: &'a mut Pool,
+    pools: &'a mut Pools,
     events: &'a mut EventLog,
     evicted: &'a mut EvictedKeys,
     counters: &'a mut Counters,
@@ -103,16 +108,20 @@ impl Publication<'_> {
 
     /// Stores the next blocks, up to one that extra keys touch or whose hash is stored already.
     fn publish_new(&mut self, computed: usize) {
+        if !self.config.is_plain() {
+            return; // one by one: not every block has a page in every group
+        }
         let page_size = self.config.page_size as usize;
         let first = self.sequence.nodes.len();
         let touched = self.sequence.extras.next_touched(first * page_size);
         let end = touched.map_or(computed, |token| computed.min(token / page_size));
         let parent = parent_after(self.sequence, &self.sequence.nodes);
-        let Sequence { chain, tokens, row, nodes, .. } = &mut *self.sequence;
+        let Sequence { chain, tokens, rows, nodes, .. } = &mut *self.sequence;
         let keys = &chain.keys()[first..end];
-        self.tree.extend(parent, keys, &tokens[first * page_size..end * page_size], &row[first..end], nodes);
+        let pages = &rows[0].pages[first..end];
+        self.tree.extend(parent, keys, &tokens[first * page_size..end * page_size], pages, nodes);
         for block in first..nodes.len() {
-            self.store(block);
+            self.store(block, GroupId::FIRST);
         }
     }
 
@@ -123,7 +132,6 @@ impl Publication<'_> {
         let block = sequence.nodes.len();
         let parent = parent_after(sequence, &sequence.nodes);
         let (tokens, extra) = self.reader.read(&sequence.tokens, &sequence.extras, page_size, block);
-        let own = sequence.row[block];
         let node = match self.tree.insert(parent, sequence.chain.keys()[block], tokens, extra) {
             Insertion::Collision => {
                 sequence.blocked = true;
@@ -137,47 +145,59 @@ impl Publication<'_> {
             }
         };
         sequence.nodes.push(node);
-        let retention = sequence.retention_of(block, page_size);
-        match self.tree.page(node) {
-            None => {
-                self.tree.set_page(node, own);
-                self.store(block);
-            }
-            // Published by a request that shares the page with this one.
-            Some(page) if page == own => retain(self.pool, self.tree, self.events, page, retention),
-            Some(twin) if self.config.on_duplicate == OnDuplicate::Adopt => {
-                retain(self.pool, self.tree, self.events, twin, retention);
-                self.pool.acquire(twin);
-                self.pool.release(own, sequence.last_step);
-                sequence.row[block] = twin;
-                sequence.row_version += 1;
-                self.counters.adopted_blocks += 1;
-            }
-            Some(twin) => {
-                retain(self.pool, self.tree, self.events, twin, retention);
-                self.tree.anchor(node);
-                sequence.anchored.push(block as u32);
-                self.counters.private_blocks += 1;
-            }
+        for group in self.config.group_ids() {
+            self.publish_page(block, node, group);
         }
     }
 
-    /// The block's node has got its page: the page stands for it.
-    fn store(&mut self, block: usize) {
+    /// The request's page of a block in a group, if it has one, goes into the block's slot, or meets the one there.
+    fn publish_page(&mut self, block: usize, node: NodeId, group: GroupId) {
+        let sequence = &mut *self.sequence;
+        let Some(own) = sequence.row(group).page(block) else { return };
+        let Some(stored) = self.tree.page(node, group) else {
+            self.tree.set_page(node, group, own);
+            return self.store(block, group);
+        };
+        let events = (group == self.config.lead()).then_some(&mut *self.events);
+        let retention = sequence.retention_of(block, self.config.page_size as usize);
+        retain(&mut self.pools[group], self.tree, events, stored, retention);
+        if stored == own {
+            return; // published by a request that shares the page with this one
+        }
+        if self.config.on_duplicate == OnDuplicate::Adopt {
+            self.pools[group].acquire(stored);
+            self.pools[group].release(own, sequence.last_step);
+            sequence.row_mut(group).replace(block, stored);
+            self.counters.adopted_blocks += 1;
+            return;
+        }
+        if sequence.anchored.last() != Some(&(block as u32)) {
+            self.tree.anchor(node);
+            sequence.anchored.push(block as u32);
+        }
+        self.counters.private_blocks += 1;
+    }
+
+    /// The block's node has got its page of a group: the page stands for it.
+    fn store(&mut self, block: usize, group: GroupId) {
         let page_size = self.config.page_size as usize;
         let sequence = &*self.sequence;
-        let (page, keys) = (sequence.row[block], sequence.chain.keys());
+        let (page, keys) = (sequence.row(group).pages[block], sequence.chain.keys());
+        let pool = &mut self.pools[group];
+        pool.publish(page, NodeLink(sequence.nodes[block].0), sequence.last_step);
+        if let Some(retention) = sequence.retention_of(block, page_size) {
+            pool.retain(page, retention);
+        }
+        if group != self.config.lead() {
+            return;
+        }
         if let Some(&later) = keys.get(block + AHEAD) {
             self.evicted.prefetch(later);
         }
         self.evicted.forget(keys[block]);
-        self.pool.publish(page, NodeLink(sequence.nodes[block].0), sequence.last_step);
-        if let Some(retention) = sequence.retention_of(block, page_size) {
-            self.pool.retain(page, retention);
-        }
         self.counters.published_blocks += 1;
         self.published.push(block);
-        if let Some(before) = self.run.add(block, self.pool.priority(page)) {
+        if let Some(before) = self.run.add(block, pool.priority(page)) {
             self.events.stored(|| before.of(sequence, page_size));
         }
     }

@@ -122,40 +122,41 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.epoch == self.epoch) else {
             return;
         };
-        match hint {
-            SessionHint::ResumeSoon(hint) => {
-                let pages: Vec<_> = sequence.nodes.iter().filter_map(|&node| self.tree.page(node)).collect();
-                for page in pages {
-                    if !self.is_kept(page, hint) {
-                        retain(&mut self.pool, &self.tree, &mut self.events, page, Some(hint));
-                    }
+        let SessionHint::ResumeSoon(hint) = hint else { return self.give_up_own(slot) };
+        let lead = self.config.lead();
+        for group in self.config.group_ids() {
+            let pages = sequence.nodes.iter().filter_map(|&node| self.tree.page(node, group));
+            let pool = &mut self.pools[group];
+            for page in pages {
+                if !is_kept(pool, self.now, page, hint) {
+                    let events = (group == lead).then_some(&mut self.events);
+                    retain(pool, &self.tree, events, page, Some(hint));
                 }
             }
-            SessionHint::Done => self.give_up_own(slot),
         }
-    }
-
-    /// Whether `page` has a higher priority already, or the same for at least as long from now.
-    fn is_kept(&self, page: PageId, hint: Retention) -> bool {
-        let kept = self.pool.retention(page);
-        let end = |it: Retention| {
-            it.expires_at().or_else(|| it.duration().map(|time| self.now + time)).unwrap_or(f64::INFINITY)
-        };
-        kept.priority() > hint.priority() || kept.priority() == hint.priority() && end(kept) >= end(hint)
     }
 
     /// From the request's last stored block back to where another session branches off or reads along.
     fn give_up_own(&mut self, slot: SlotId) {
         let Some(sequence) = self.slots.get(slot) else { return };
         let lowest = Retention::from(Priority::LOWEST);
+        let lead = self.config.lead();
         let mut below = None;
-        for (&node, &page) in sequence.nodes.iter().zip(&sequence.row).rev() {
+        for (block, &node) in sequence.nodes.iter().enumerate().rev() {
             let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
-            // The stored page is another session's where this one kept a twin.
-            if !alone || self.tree.page(node) != Some(page) || self.pool.refs(page) > 1 {
+            if !alone {
                 return;
             }
-            retain(&mut self.pool, &self.tree, &mut self.events, page, Some(lowest));
+            for group in self.config.group_ids() {
+                let Some(stored) = self.tree.page(node, group) else { continue };
+                // The stored page is another session's where this one kept a twin, or has let it go.
+                let held = sequence.row(group).page(block) == Some(stored);
+                if self.pools[group].refs(stored) > u32::from(held) {
+                    return;
+                }
+                let events = (group == lead).then_some(&mut self.events);
+                retain(&mut self.pools[group], &self.tree, events, stored, Some(lowest));
+            }
             below = Some(node);
         }
     }
@@ -166,10 +167,14 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.retention.is_some()) else {
             return;
         };
-        for (block, &node) in sequence.nodes.iter().enumerate().skip(first) {
-            if let Some(page) = self.tree.page(node) {
-                let retention = sequence.retention_of(block, page_size);
-                retain(&mut self.pool, &self.tree, &mut self.events, page, retention);
+        let lead = self.config.lead();
+        for group in self.config.group_ids() {
+            for (block, &node) in sequence.nodes.iter().enumerate().skip(first) {
+                if let Some(page) = self.tree.page(node, group) {
+                    let events = (group == lead).then_some(&mut self.events);
+                    let retention = sequence.retention_of(block, page_size);
+                    retain(&mut self.pools[group], &self.tree, events, page, retention);
+                }
             }
         }
     }
@@ -182,28 +187,45 @@ impl Ledger {
             return;
         };
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
-        for (block, &node) in nodes.iter().enumerate().rev() {
-            // A block that was evicted leaves a gap; those above it count all the same.
-            let Some(page) = self.tree.page(node) else { continue };
-            let fresh = self.pool.mark_reused(page);
-            if block < blocks.start && !fresh {
-                return;
+        for group in self.config.group_ids() {
+            for (block, &node) in nodes.iter().enumerate().rev() {
+                // A block that was evicted leaves a gap; those above it count all the same.
+                let Some(page) = self.tree.page(node, group) else { continue };
+                let fresh = self.pools[group].mark_reused(page);
+                if block < blocks.start && !fresh {
+                    break;
+                }
             }
         }
     }
 
-    /// Tells the pool the time, if there is a new one; priorities that ended are told.
+    /// Tells the pools the time, if there is a new one; priorities that ended are told.
     pub(crate) fn tell_time(&mut self, now: Option<f64>) {
-        if let Some(now) = now {
-            if !self.has_clock {
-                self.pool.start_clock(now);
+        let lead = self.config.lead();
+        for group in self.config.group_ids() {
+            let pool = &mut self.pools[group];
+            if let Some(now) = now.filter(|_| !self.has_clock) {
+                pool.start_clock(now);
             }
+            for lapsed in pool.tell_time(now.unwrap_or(self.now)) {
+                if group == lead {
+                    tell_priority(pool, &self.tree, &mut self.events, lapsed.page, lapsed.from);
+                }
+            }
+        }
+        if let Some(now) = now {
             (self.now, self.has_clock) = (now, true);
         }
-        for lapsed in self.pool.tell_time(self.now) {
-            tell_priority(&self.pool, &self.tree, &mut self.events, lapsed.page, lapsed.from);
-        }
     }
+}
+
+/// Whether `page` has a higher priority than a hint says already, or the same for at least as long from now.
+fn is_kept(pool: &Pool, now: f64, page: PageId, hint: Retention) -> bool {
+    let kept = pool.retention(page);
+    let end = |it: Retention| {
+        it.expires_at().or_else(|| it.duration().map(|time| now + time)).unwrap_or(f64::INFINITY)
+    };
+    kept.priority() > hint.priority() || kept.priority() == hint.priority() && end(kept) >= end(hint)
 }
 
 impl Sequence {
@@ -218,14 +240,16 @@ impl Sequence {
 pub(crate) fn retain(
     pool: &mut Pool,
     tree: &PrefixTree,
-    events: &mut EventLog,
+    events: Option<&mut EventLog>,
     page: PageId,
     retention: Option<Retention>,
 ) {
     if let Some(retention) = retention {
         let before = pool.priority(page);
         pool.retain(page, retention);
-        tell_priority(pool, tree, events, page, before);
+        if let Some(events) = events {
+            tell_priority(pool, tree, events, page, before);
+        }
     }
 }
 

@@ -2,10 +2,12 @@
 
 use crate::loads::Load;
 use crate::retention::BlockRetention;
+use crate::row::Row;
 use crate::suspension::Suspension;
 use block_hash::{Chain, ExtraKeys, Guards, Token};
-use block_pool::{PageId, Step};
+use block_pool::{GroupId, Step};
 use radix_tree::{NamespaceId, NamespaceKey, NodeId, PrefixTree};
+use smallvec::{SmallVec, smallvec};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -119,10 +121,8 @@ pub(crate) struct Sequence {
     /// A padding request: its row is all null pages, and nothing of it is read or stored.
     pub(crate) dummy: bool,
 
-    /// The page of each block.
-    pub(crate) row: Vec<PageId>,
-    /// Changes when a page of the row is replaced; pages that are appended do not count.
-    pub(crate) row_version: u32,
+    /// What it holds in each group.
+    pub(crate) rows: SmallVec<[Row; 1]>,
     /// Another request or a mover may hold the page that the next step first writes to. While it is false,
     /// none does.
     pub(crate) exposed: bool,
@@ -133,6 +133,8 @@ pub(crate) struct Sequence {
     pub(crate) nodes: Vec<NodeId>,
     /// Indices of blocks whose node is anchored, because the node's page is a twin's.
     pub(crate) anchored: Vec<u32>,
+    /// The last published block, if its node is anchored to stay.
+    pub(crate) end: Option<NodeId>,
     /// Another block owns a hash of this sequence: it publishes no further.
     pub(crate) blocked: bool,
 
@@ -164,7 +166,13 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(mut new: NewSequence, serial: u64, namespace: NamespaceId, epoch: u32) -> Sequence {
+    pub(crate) fn new(
+        mut new: NewSequence,
+        groups: usize,
+        serial: u64,
+        namespace: NamespaceId,
+        epoch: u32,
+    ) -> Sequence {
         let prompt_end = new.tokens.len() as u32;
         // What is said of tokens that are not there is not about tokens that come later.
         new.extras.truncate(new.tokens.len());
@@ -183,13 +191,13 @@ impl Sequence {
             no_store: new.no_store,
             drafts: new.drafts,
             dummy: false,
-            row: Vec::new(),
-            row_version: 0,
+            rows: smallvec![Row::default(); groups],
             exposed: false,
             namespace,
             epoch,
             nodes: Vec::new(),
             anchored: Vec::new(),
+            end: None,
             blocked: false,
             processed: 0,
             position: 0,
@@ -257,13 +265,13 @@ impl Sequence {
             no_store,
             drafts,
             dummy,
-            row,
-            row_version,
+            rows,
             exposed,
             namespace,
             epoch,
             nodes,
             anchored,
+            end,
             blocked,
             processed,
             position,
@@ -280,8 +288,8 @@ impl Sequence {
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
-        (no_read, no_store, drafts, dummy, row, row_version, exposed, namespace, epoch).hash(hasher);
-        (nodes, anchored, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
+        (no_read, no_store, drafts, dummy, rows, exposed, namespace, epoch).hash(hasher);
+        (nodes, anchored, end, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
         (admitted, load, load_failed, suspension, steps_out, dropped, interrupted, last_step).hash(hasher);
     }
 
@@ -308,14 +316,31 @@ impl Sequence {
         }
     }
 
+    /// What it holds in a group.
+    #[inline]
+    pub(crate) fn row(&self, group: GroupId) -> &Row {
+        &self.rows[group.index()]
+    }
+
+    #[inline]
+    pub(crate) fn row_mut(&mut self, group: GroupId) -> &mut Row {
+        &mut self.rows[group.index()]
+    }
+
+    /// Whether it holds nothing in any group.
+    pub(crate) fn holds_no_page(&self) -> bool {
+        self.rows.iter().all(|row| row.pages.is_empty())
+    }
+
     /// Whether the sequence has no KV of its epoch, here or elsewhere, and none is on its way.
     pub(crate) fn holds_nothing(&self) -> bool {
-        self.row.is_empty() && self.load.is_none() && self.suspension.is_none()
+        self.holds_no_page() && self.load.is_none() && self.suspension.is_none()
     }
 
     /// Takes part in the prefix cache of `epoch`, which is not the sequence's; it holds no page.
     pub(crate) fn join_epoch(&mut self, tree: &mut PrefixTree, epoch: u32) {
         self.namespace = tree.acquire_namespace(&self.namespace_key);
+        self.end = None; // of a tree that is gone
         self.epoch = epoch;
     }
 

@@ -27,16 +27,18 @@ impl Ledger {
     /// Every cached block, in runs of consecutive ones; a run comes after the run that it branches from.
     fn cached_runs(&self) -> Vec<Stored> {
         let tree = &self.tree;
+        let lead = self.config.lead();
+        let pool = &self.pools[lead];
         let cached: Vec<(NodeId, PageId)> =
-            tree.iter().filter_map(|node| tree.page(node).map(|page| (node, page))).collect();
+            tree.iter().filter_map(|node| tree.page(node, lead).map(|page| (node, page))).collect();
         // A run goes on with the first child that is alike; the other children start runs of their own.
         let mut next: HashMap<NodeId, NodeId> = HashMap::new();
         let mut places = Places::default();
         let mut starts = Vec::new();
         for &(node, page) in &cached {
-            let priority = self.pool.priority(page);
+            let priority = pool.priority(page);
             if let ParentId::Node(parent) = tree.parent(node)
-                && tree.page(parent).is_some_and(|above| self.pool.priority(above) == priority)
+                && tree.page(parent, lead).is_some_and(|above| pool.priority(above) == priority)
                 && *next.entry(parent).or_insert(node) == node
             {
                 continue;
@@ -87,7 +89,10 @@ impl Ledger {
 
 /// What the log of a new ledger begins with.
 pub(crate) fn created(config: &LedgerConfig) -> EventKind {
-    EventKind::Created { page_size: config.page_size, pages: vec![config.pages] }
+    EventKind::Created {
+        page_size: config.page_size,
+        pages: config.groups.iter().map(|group| group.pages).collect(),
+    }
 }
 
 /// Where nodes are: how many blocks are before them, and in which namespace. Each node is walked once.

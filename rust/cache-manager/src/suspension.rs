@@ -11,7 +11,7 @@ use crate::ledger::Ledger;
 use crate::letting_go::start_over;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{PageId, Pool, Step};
+use block_pool::{GroupId, PageId, Pool, Step};
 use completion::Completion;
 use std::fmt;
 use tiered_connector::connector::{Closed, NoUnits, TieredConnector};
@@ -129,8 +129,8 @@ pub struct BegunCopy {
 impl Sequence {
     /// Whether it has nothing on the device.
     pub(crate) fn is_set_aside(&self) -> bool {
-        let held = self.row.len() + self.nodes.len() + self.anchored.len() + self.steps_out.len();
-        held == 0 && self.load.is_none() && self.position == 0
+        let held = self.nodes.len() + self.anchored.len() + self.steps_out.len();
+        held == 0 && self.holds_no_page() && self.load.is_none() && self.position == 0
     }
 
     /// Refuses what a suspended request cannot do.
@@ -183,7 +183,8 @@ impl Ledger {
         for (&slot, blocks) in batch.iter().zip(blocks) {
             let units: Vec<UnitId> = units.by_ref().take(blocks).collect();
             let Some(sequence) = self.slots.get(slot) else { continue };
-            let (pages, last_step) = (sequence.row[..blocks].to_vec(), sequence.last_step);
+            let (pages, last_step) =
+                (sequence.row(GroupId::FIRST).pages[..blocks].to_vec(), sequence.last_step);
             let job = self.begin_copy(pages, last_step, Some(slot));
             let completion = tier.store_private(&units, &job);
             self.set_aside(slot, units, job.id);
@@ -213,8 +214,8 @@ impl Ledger {
             return Err(LedgerError::NothingToSuspend { slot });
         }
         let blocks = sequence.processed.div_ceil(self.config.page_size) as usize;
-        let pages = &sequence.row[..blocks];
-        if self.page_copies.iter().any(|(_, destination)| pages.contains(destination)) {
+        let pages = &sequence.row(GroupId::FIRST).pages[..blocks];
+        if self.page_copies.iter().any(|copy| pages.contains(&copy.destination)) {
             return Err(LedgerError::PageCopyPlanned { slot });
         }
         Ok(blocks)
@@ -223,8 +224,8 @@ impl Ledger {
     /// The request's pages are given back; its KV is on the way to `units`.
     fn set_aside(&mut self, slot: SlotId, units: Vec<UnitId>, copy: CopyId) {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
-        let (processed, pages) = (sequence.processed, sequence.row.len() as u32);
-        sequence.give_back(0, 0, &mut self.pool, &mut self.tree, self.epoch);
+        let (processed, pages) = (sequence.processed, sequence.row(GroupId::FIRST).pages.len() as u32);
+        sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, self.epoch);
         sequence.processed = 0;
         sequence.position = 0;
         sequence.blocked = false;
@@ -247,7 +248,7 @@ impl Ledger {
     ) -> Result<Vec<BegunCopy>, LedgerError> {
         self.check_batch(batch)?;
         self.check_awake()?;
-        let available = self.pool.available();
+        let available = self.pool().available();
         let mut free = available;
         for &slot in batch {
             let sequence = self.sequence(slot)?;
@@ -258,7 +259,7 @@ impl Ledger {
                 sequence.check_present(slot)?;
             }
             let Some(rest) = free.checked_sub(suspension.pages) else {
-                let room = self.room(suspension.pages, free);
+                let room = self.room(GroupId::FIRST, suspension.pages, free);
                 return Err(LedgerError::InsufficientBlocks { slot, room });
             };
             free = rest;
@@ -281,7 +282,7 @@ impl Ledger {
         let Sequence { suspension, last_step, .. } = self.slots.get(slot)?;
         let (suspension, last_step) = (suspension.as_ref()?, *last_step);
         let units = suspension.units.clone();
-        self.take(suspension.pages);
+        self.take(GroupId::FIRST, suspension.pages);
         let pages: Vec<PageId> = self.taken.iter().map(|taken| taken.page).collect();
         let job = self.begin_copy(pages[..units.len()].to_vec(), last_step, Some(slot));
         let suspension = self.slots.get_mut(slot)?.suspension.as_mut()?;
@@ -296,7 +297,7 @@ impl Ledger {
             return false;
         };
         if end != CopyEnd::Done {
-            self.units_let_go.extend(drop_suspension(sequence, &mut self.pool));
+            self.units_let_go.extend(drop_suspension(sequence, &mut self.pools[GroupId::FIRST]));
             sequence.drop_steps_out(Step(0)); // none is out, but tokens may be due
             start_over(sequence, &mut self.tree, self.epoch);
             self.counters.suspensions_lost += 1;
@@ -306,8 +307,9 @@ impl Ledger {
             return false;
         };
         let Some(suspension) = sequence.suspension.take() else { return false };
-        sequence.row = pages;
-        sequence.row_version += 1;
+        let row = sequence.row_mut(GroupId::FIRST);
+        row.pages = pages;
+        row.version += 1;
         sequence.processed = suspension.processed;
         sequence.position = suspension.processed;
         self.units_let_go.extend(suspension.units);

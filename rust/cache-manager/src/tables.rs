@@ -7,9 +7,10 @@
 
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
+use crate::row::Row;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 
 #[derive(Clone, Copy)]
 struct WrittenRow {
@@ -78,13 +79,14 @@ impl Ledger {
         Ok(shape)
     }
 
-    /// Writes one row a request into `table`, `columns` cells a row; unused cells hold the null page.
-    /// `memory` is what is known of the buffer, whose other rows are left as they are.
+    /// Writes one row a request into `table`, `columns` cells a row: its pages in a group. Unused cells, and those of
+    /// placeholders, hold the null page. `memory` is what is known of the buffer, whose other rows are left as they are.
     ///
     /// # Errors
     /// A request without a step out; a row that does not fit.
     pub fn write_rows(
         &self,
+        group: GroupId,
         batch: &[SlotId],
         memory: &mut RowMemory,
         table: &mut [u32],
@@ -101,13 +103,14 @@ impl Ledger {
         for ((&slot, row), written) in batch.iter().zip(table.chunks_exact_mut(columns)).zip(&mut memory.rows)
         {
             let (sequence, _) = self.planned(slot)?;
-            if sequence.row.len() > columns {
+            let held = sequence.row(group);
+            if held.pages.len() > columns {
                 return Err(LedgerError::Mismatch(format!(
                     "{} pages do not fit a row of {columns}",
-                    sequence.row.len()
+                    held.pages.len()
                 )));
             }
-            write_row(sequence, written, row);
+            write_row(sequence.serial, held, written, row);
         }
         Ok(())
     }
@@ -123,11 +126,16 @@ impl Ledger {
         Ok(())
     }
 
-    /// Writes what the vLLM form has beside the block table.
+    /// Writes what the vLLM form has beside the block table of a group.
     ///
     /// # Errors
     /// A request without a step out; a slot mapping that is too small.
-    pub fn write_varlen(&self, batch: &[SlotId], tables: &mut VarlenTables<'_>) -> Result<(), LedgerError> {
+    pub fn write_varlen(
+        &self,
+        group: GroupId,
+        batch: &[SlotId],
+        tables: &mut VarlenTables<'_>,
+    ) -> Result<(), LedgerError> {
         let page_size = self.config.page_size;
         let mut at = 0;
         tables.query_start_loc[0] = 0;
@@ -140,8 +148,9 @@ impl Ledger {
                     at + count
                 ))
             })?;
+            let pages = &sequence.row(group).pages;
             for (position, cell) in (out.start..).zip(cells) {
-                let page = sequence.row.get((position / page_size) as usize).unwrap_or(&PageId::NULL);
+                let page = pages.get((position / page_size) as usize).unwrap_or(&PageId::NULL);
                 *cell = i64::from(page.0) * i64::from(page_size) + i64::from(position % page_size);
             }
             at += count;
@@ -151,12 +160,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Writes the `FlashInfer` form.
+    /// Writes the `FlashInfer` form of a group.
     ///
     /// # Errors
     /// A request without a step out; an index array that is too small.
     pub fn write_flashinfer(
         &self,
+        group: GroupId,
         batch: &[SlotId],
         tables: &mut FlashInferTables<'_>,
     ) -> Result<(), LedgerError> {
@@ -173,8 +183,9 @@ impl Ledger {
                     at + count
                 ))
             })?;
+            let pages = &sequence.row(group).pages;
             for (block, cell) in cells.iter_mut().enumerate() {
-                *cell = sequence.row.get(block).unwrap_or(&PageId::NULL).0.cast_signed();
+                *cell = pages.get(block).unwrap_or(&PageId::NULL).0.cast_signed();
             }
             at += count;
             queries += out.reach() - out.start;
@@ -185,20 +196,22 @@ impl Ledger {
         Ok(())
     }
 
-    /// Where the KV of the request's token `positions` goes: page · page size + offset.
+    /// Where the KV of the request's token `positions` goes in a group: page · page size + offset.
     ///
     /// # Errors
-    /// An unknown slot; a padding request; a position that the request has no page for.
+    /// An unknown slot; a padding request; a position that the request has no page for, or none any more.
     pub fn slot_mapping(
         &self,
         slot: SlotId,
+        group: GroupId,
         positions: impl Iterator<Item = i64>,
     ) -> Result<Vec<i64>, LedgerError> {
         let page_size = i64::from(self.config.page_size);
-        let pages = self.pages(slot)?;
+        let pages = self.pages(slot, group)?;
         let place = |position: i64| {
             let block = usize::try_from(position.div_euclid(page_size)).ok();
-            let page = block.and_then(|block| pages.get(block)).ok_or_else(|| LedgerError::OutOfRange {
+            let page = block.and_then(|block| pages.get(block)).filter(|&&page| page != PageId::NULL);
+            let page = page.ok_or_else(|| LedgerError::OutOfRange {
                 name: "positions",
                 given: i128::from(position),
                 allowed: format!("0 to {}, where the request has pages", pages.len() as i64 * page_size - 1),
@@ -216,13 +229,11 @@ impl Ledger {
 }
 
 #[inline]
-fn write_row(sequence: &Sequence, written: &mut Option<WrittenRow>, row: &mut [u32]) {
-    let pages = &sequence.row;
+fn write_row(serial: u64, held: &Row, written: &mut Option<WrittenRow>, row: &mut [u32]) {
+    let pages = &held.pages;
     let (first, stale_end) = match *written {
         Some(old)
-            if old.serial == sequence.serial
-                && old.version == sequence.row_version
-                && old.cells as usize <= pages.len() =>
+            if old.serial == serial && old.version == held.version && old.cells as usize <= pages.len() =>
         {
             (old.cells as usize, 0)
         }
@@ -233,9 +244,5 @@ fn write_row(sequence: &Sequence, written: &mut Option<WrittenRow>, row: &mut [u
     if stale_end > pages.len() {
         row[pages.len()..stale_end].fill(PageId::NULL.0);
     }
-    *written = Some(WrittenRow {
-        serial: sequence.serial,
-        version: sequence.row_version,
-        cells: pages.len() as u32,
-    });
+    *written = Some(WrittenRow { serial, version: held.version, cells: pages.len() as u32 });
 }

@@ -197,7 +197,7 @@ impl Ledger {
     }
 
     fn has_pages(&self, slot: SlotId) -> bool {
-        self.slots.get(slot).is_some_and(|sequence| !sequence.row.is_empty())
+        self.slots.get(slot).is_some_and(|sequence| !sequence.holds_no_page())
     }
 
     fn keys_of(&self, slot: SlotId, first: usize, count: usize) -> Result<Vec<BlockKey>, LedgerError> {

@@ -1,8 +1,9 @@
 //! The ledger's books: checked, hashed, and printed.
 
 use crate::ledger::Ledger;
+use crate::page_copies::PageCopy;
 use crate::sequence::Sequence;
-use block_pool::{NodeLink, PageFault, PageId};
+use block_pool::{GroupId, NodeLink, PageFault, PageId};
 use radix_tree::{NamespaceId, NodeId, ParentId, TreeFault};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -53,16 +54,23 @@ impl Ledger {
     /// # Errors
     /// The first page, node, request or event that breaks the books.
     pub fn verify(&self) -> Result<(), LedgerFault> {
-        self.pool.verify()?;
-        let mut refs: HashMap<PageId, u32> = HashMap::new();
+        for group in self.config.group_ids() {
+            self.pools[group].verify()?;
+        }
+        let mut refs: HashMap<(GroupId, PageId), u32> = HashMap::new();
         let mut anchors: HashMap<NodeId, u32> = HashMap::new();
         let mut holders: HashMap<NamespaceId, u32> = HashMap::new();
         for (slot, sequence) in self.slots.iter() {
             self.verify_sequence(sequence).map_err(|what| LedgerFault::Sequence { slot: slot.0, what })?;
             let loading = sequence.load.iter().flat_map(|load| load.pages.iter().chain(&load.rest));
             let returning = sequence.suspension.iter().flat_map(|suspension| suspension.pages());
-            for &page in sequence.row.iter().chain(loading).chain(returning) {
-                *refs.entry(page).or_default() += 1;
+            for &page in loading.chain(returning) {
+                *refs.entry((GroupId::FIRST, page)).or_default() += 1;
+            }
+            for group in self.config.group_ids() {
+                for (_, page) in sequence.row(group).held() {
+                    *refs.entry((group, page)).or_default() += 1;
+                }
             }
             let load = sequence.load.as_ref().map(|load| load.copy);
             let awaited = load.or(sequence.suspension.as_ref().and_then(|suspension| suspension.copy()));
@@ -77,6 +85,9 @@ impl Ledger {
                 for &block in &sequence.anchored {
                     *anchors.entry(sequence.nodes[block as usize]).or_default() += 1;
                 }
+                if let Some(end) = sequence.end {
+                    *anchors.entry(end).or_default() += 1;
+                }
             }
         }
         for (&slot, &(_, due)) in &self.orphans {
@@ -89,46 +100,61 @@ impl Ledger {
             return Err(LedgerFault::Unit(unit));
         }
         self.verify_writers()?;
-        for &page in self.pins.pages.values().flatten() {
-            *refs.entry(page).or_default() += 1;
+        for &held in self.pins.pages.values().flatten() {
+            *refs.entry(held).or_default() += 1;
         }
-        let mut pins: HashMap<PageId, u32> = HashMap::new();
+        let mut pins: HashMap<(GroupId, PageId), u32> = HashMap::new();
         let copied = self.copies.in_flight.values().flat_map(|copy| &copy.pages);
-        let planned = self.page_copies.iter().flat_map(|(source, destination)| [source, destination]);
-        for &page in copied.chain(planned) {
-            *pins.entry(page).or_default() += 1;
-        }
-        for page in (1..=self.pool.used()).map(PageId) {
-            let (held, pinned) =
-                (refs.get(&page).copied().unwrap_or(0), pins.get(&page).copied().unwrap_or(0));
-            if self.pool.refs(page) != held {
-                let what = format!("counts {} references, requests hold {held}", self.pool.refs(page));
-                return Err(PageFault::new(page, what).into());
-            }
-            if self.pool.pins(page) != pinned {
-                let what = format!("counts {} pins, copies hold {pinned}", self.pool.pins(page));
-                return Err(PageFault::new(page, what).into());
-            }
-            if let Some(link) = self.pool.node(page)
-                && self.tree.page(NodeId(link.0)) != Some(page)
-            {
-                return Err(
-                    PageFault::new(page, format!("its node {} does not lead back to it", link.0)).into()
-                );
-            }
+        let copied = copied.map(|&page| (GroupId::FIRST, page));
+        let planned = self.page_copies.iter();
+        let planned = planned.flat_map(|copy| [copy.source, copy.destination].map(|page| (copy.group, page)));
+        for pinned in copied.chain(planned) {
+            *pins.entry(pinned).or_default() += 1;
         }
         self.tree.verify(&anchors, &holders)?;
-        for node in self.tree.iter() {
-            if let Some(page) = self.tree.page(node)
-                && self.pool.node(page) != Some(NodeLink(node.0))
-            {
-                return Err(TreeFault { node, what: format!("its {page} does not lead back to it") }.into());
-            }
+        for group in self.config.group_ids() {
+            self.verify_pages(group, &refs, &pins)?;
         }
         self.verify_exposed()?;
         let page_size = self.config.page_size as usize;
         self.events.verify(page_size).map_err(|(id, what)| LedgerFault::Event { id, what })?;
-        self.verify_eviction_order()
+        self.config.group_ids().try_for_each(|group| self.verify_eviction_order(group))
+    }
+
+    /// References and pins of a group's pages add up, and pages and nodes lead to each other.
+    fn verify_pages(
+        &self,
+        group: GroupId,
+        refs: &HashMap<(GroupId, PageId), u32>,
+        pins: &HashMap<(GroupId, PageId), u32>,
+    ) -> Result<(), LedgerFault> {
+        let pool = &self.pools[group];
+        for page in (1..=pool.used()).map(PageId) {
+            let count = |held: &HashMap<_, u32>| held.get(&(group, page)).copied().unwrap_or(0);
+            let (held, pinned) = (count(refs), count(pins));
+            if pool.refs(page) != held {
+                let what = format!("counts {} references, requests hold {held}", pool.refs(page));
+                return Err(PageFault::new(page, what).into());
+            }
+            if pool.pins(page) != pinned {
+                let what = format!("counts {} pins, copies hold {pinned}", pool.pins(page));
+                return Err(PageFault::new(page, what).into());
+            }
+            if let Some(link) = pool.node(page)
+                && self.tree.page(NodeId(link.0), group) != Some(page)
+            {
+                let what = format!("its node {} does not lead back to it", link.0);
+                return Err(PageFault::new(page, what).into());
+            }
+        }
+        for node in self.tree.iter() {
+            if let Some(page) = self.tree.page(node, group)
+                && pool.node(page) != Some(NodeLink(node.0))
+            {
+                return Err(TreeFault { node, what: format!("its {page} does not lead back to it") }.into());
+            }
+        }
+        Ok(())
     }
 
     fn verify_sequence(&self, sequence: &Sequence) -> Result<(), String> {
@@ -163,14 +189,14 @@ impl Ledger {
             return Err("is suspended and holds pages, nodes, steps or a position".into());
         }
         if sequence.dummy {
-            return if sequence.row.is_empty() {
+            return if sequence.holds_no_page() {
                 Ok(())
             } else {
                 Err("a padding request holds pages".into())
             };
         }
-        if sequence.row.len() < sequence.reserved().div_ceil(page_size) as usize {
-            return Err(format!("{} pages do not hold {} tokens", sequence.row.len(), sequence.reserved()));
+        for group in self.config.group_ids() {
+            self.verify_row(sequence, group)?;
         }
         if sequence.nodes.len() * page_size as usize > sequence.processed as usize {
             return Err(format!(
@@ -197,26 +223,49 @@ impl Ledger {
                 return Err(format!("block {block} does not follow the block before it in the tree"));
             }
             let anchored = sequence.anchored.binary_search(&(block as u32)).is_ok();
-            if !anchored && self.tree.page(node) != Some(sequence.row[block]) {
-                return Err(format!("block {block} is on another page in the tree"));
+            for group in self.config.group_ids() {
+                let held = sequence.row(group).page(block);
+                if !anchored && held.is_some() && self.tree.page(node, group) != held {
+                    return Err(format!("block {block} is on another page in the tree"));
+                }
             }
             parent = ParentId::Node(node);
         }
         Ok(())
     }
 
+    /// A row has a page for each block that the group needs, and for all that is going to be computed.
+    fn verify_row(&self, sequence: &Sequence, group: GroupId) -> Result<(), String> {
+        let page_size = self.config.page_size;
+        let row = sequence.row(group);
+        if row.pages.len() < sequence.reserved().div_ceil(page_size) as usize {
+            return Err(format!("{} pages do not hold {} tokens", row.pages.len(), sequence.reserved()));
+        }
+        let kept = sequence.processed.min(sequence.known());
+        let needed = self.config.kind(group).needed(kept, page_size);
+        for (block, &page) in row.pages.iter().enumerate() {
+            if (page != PageId::NULL) != needed.has(block as u32) {
+                let (group, what) = (group.0, if page == PageId::NULL { "no page" } else { "a page" });
+                return Err(format!("has {what} for block {block} in group {group}, at token {kept}"));
+            }
+        }
+        Ok(())
+    }
+
     /// A page that a step out writes to belongs to one request's steps, and the tree does not know it.
     fn verify_writers(&self) -> Result<(), LedgerFault> {
-        let mut writers: HashMap<PageId, u32> = HashMap::new();
+        let mut writers: HashMap<(GroupId, PageId), u32> = HashMap::new();
         for (slot, sequence) in self.slots.iter() {
             let Some(first) = sequence.steps_out.front() else { continue };
             // A hit may have taken the place of blocks that an older step still writes.
             let block = sequence.nodes.len().max((first.start / self.config.page_size) as usize);
-            for &page in sequence.row.get(block..).unwrap_or_default() {
-                let other = writers.insert(page, slot.0);
-                if other.is_some() || self.pool.node(page).is_some() {
-                    let what = format!("slot {} writes to it, and others read it", slot.0);
-                    return Err(PageFault::new(page, what).into());
+            for group in self.config.group_ids() {
+                for &page in sequence.row(group).pages.get(block..).unwrap_or_default() {
+                    let other = writers.insert((group, page), slot.0);
+                    if other.is_some() || self.pools[group].node(page).is_some() {
+                        let what = format!("slot {} writes to it, and others read it", slot.0);
+                        return Err(PageFault::new(page, what).into());
+                    }
                 }
             }
         }
@@ -227,24 +276,31 @@ impl Ledger {
     fn verify_exposed(&self) -> Result<(), LedgerFault> {
         for (slot, sequence) in self.slots.iter().filter(|(_, sequence)| !sequence.exposed) {
             let block = (sequence.position / self.config.page_size) as usize;
-            let Some(&page) = sequence.row.get(block) else { continue };
-            if self.pool.refs(page) > 1 || self.pool.pins(page) > 0 || self.pool.node(page).is_some() {
-                let what =
-                    format!("{page}, which it writes to next, is held by others, and it does not know");
-                return Err(LedgerFault::Sequence { slot: slot.0, what });
+            for group in self.config.group_ids() {
+                let Some(page) = sequence.row(group).page(block) else { continue };
+                let pool = &self.pools[group];
+                if pool.refs(page) > 1 || pool.pins(page) > 0 || pool.node(page).is_some() {
+                    let what =
+                        format!("{page}, which it writes to next, is held by others, and it does not know");
+                    return Err(LedgerFault::Sequence { slot: slot.0, what });
+                }
             }
         }
         Ok(())
     }
 
-    /// At equal priority an evictable block goes before the evictable block above it.
-    fn verify_eviction_order(&self) -> Result<(), LedgerFault> {
-        let order: HashMap<PageId, usize> = self.pool.eviction_order().zip(0..).collect();
+    /// At equal priority an evictable block goes before the evictable block above it, where all blocks are needed.
+    fn verify_eviction_order(&self, group: GroupId) -> Result<(), LedgerFault> {
+        if self.config.kind(group).forgets() {
+            return Ok(());
+        }
+        let pool = &self.pools[group];
+        let order: HashMap<PageId, usize> = pool.eviction_order().zip(0..).collect();
         for (&page, &rank) in &order {
-            let Some(node) = self.pool.node(page) else { continue };
+            let Some(node) = pool.node(page) else { continue };
             let ParentId::Node(parent) = self.tree.parent(NodeId(node.0)) else { continue };
-            let Some(above) = self.tree.page(parent) else { continue };
-            if self.pool.priority(page) == self.pool.priority(above)
+            let Some(above) = self.tree.page(parent, group) else { continue };
+            if pool.priority(page) == pool.priority(above)
                 && order.get(&above).is_some_and(|&above| above < rank)
             {
                 return Err(PageFault::new(
@@ -261,7 +317,7 @@ impl Ledger {
     /// memory are left out. Equal before and after a call that fails.
     pub fn fingerprint(&self) -> u64 {
         let Ledger {
-            pool,
+            pools,
             tree,
             slots,
             copies,
@@ -291,7 +347,9 @@ impl Ledger {
         } = self;
         let mut hasher = DefaultHasher::new();
         (step, step_open, step_joined, epoch, asleep, now.to_bits(), has_clock).hash(&mut hasher);
-        pool.fingerprint(&mut hasher);
+        for group in self.config.group_ids() {
+            pools[group].fingerprint(&mut hasher);
+        }
         tree.fingerprint(&mut hasher);
         slots.free().for_each(|index| index.hash(&mut hasher));
         for (slot, sequence) in slots.iter() {
@@ -312,29 +370,34 @@ impl Ledger {
 
     /// The state as text, for people.
     pub fn debug_dump(&self) -> String {
-        let pool = &self.pool;
         let mut text = String::new();
         // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "step {}{}, epoch {}\npages: {} total, {} pristine, {} evictable, {} in flight; {} cached blocks",
-            self.step.0,
-            if self.step_open { " (open)" } else { "" },
-            self.epoch,
-            pool.total(),
-            pool.pristine(),
-            pool.evictable(),
-            pool.in_flight(),
-            self.tree.resident(),
-        );
-        let ids = |pages: &[PageId]| pages.iter().map(|page| page.0).collect::<Vec<_>>();
-        let next: Vec<u32> = pool.eviction_order().take(MOST_SHOWN).map(|page| page.0).collect();
-        let _ = writeln!(text, "evictable pages, the next to go first: {next:?}");
-        for (slot, sequence) in self.slots.iter() {
-            let pages = ids(&sequence.row);
+        let open = if self.step_open { " (open)" } else { "" };
+        let _ = writeln!(text, "step {}{open}, epoch {}", self.step.0, self.epoch);
+        for group in self.config.group_ids() {
+            let (pool, kind) = (&self.pools[group], self.config.kind(group));
+            if self.config.groups.len() > 1 {
+                let _ = write!(text, "group {} ({kind:?}), ", group.0);
+            }
             let _ = writeln!(
                 text,
-                "slot {}: {} tokens ({} unknown), {} processed, {} cached, {} blocks published, steps out {:?}, pages {pages:?}",
+                "pages: {} total, {} pristine, {} evictable, {} in flight; {} cached blocks",
+                pool.total(),
+                pool.pristine(),
+                pool.evictable(),
+                pool.in_flight(),
+                self.tree.resident(group),
+            );
+            let next: Vec<u32> = pool.eviction_order().take(MOST_SHOWN).map(|page| page.0).collect();
+            let _ = writeln!(text, "evictable pages, the next to go first: {next:?}");
+        }
+        let ids = |pages: &[PageId]| pages.iter().map(|page| page.0).collect::<Vec<_>>();
+        for (slot, sequence) in self.slots.iter() {
+            let mut pages = sequence.rows.iter().map(|row| format!("{:?}", ids(&row.pages)));
+            let pages = pages.by_ref().collect::<Vec<_>>().join(", ");
+            let _ = writeln!(
+                text,
+                "slot {}: {} tokens ({} unknown), {} processed, {} cached, {} blocks published, steps out {:?}, pages {pages}",
                 slot.0,
                 sequence.len(),
                 sequence.unknown,
@@ -350,13 +413,14 @@ impl Ledger {
             }
         }
         for (pin, pages) in &self.pins.pages {
-            let _ = writeln!(text, "pin {pin}: pages {:?}", ids(pages));
+            let pages: Vec<PageId> = pages.iter().map(|&(_, page)| page).collect();
+            let _ = writeln!(text, "pin {pin}: pages {:?}", ids(&pages));
         }
         for (id, copy) in &self.copies.in_flight {
             let what = copy.waiter.map_or("reads".into(), |slot| format!("for slot {slot},"));
             let _ = writeln!(text, "copy {id}: {what} pages {:?}", ids(&copy.pages));
         }
-        for (source, destination) in &self.page_copies {
+        for PageCopy { source, destination, .. } in &self.page_copies {
             let _ = writeln!(text, "planned: {source} is copied to {destination}");
         }
         text

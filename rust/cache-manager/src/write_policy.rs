@@ -11,7 +11,7 @@ use crate::loads::BlockKey;
 use crate::offloads::{OffloadJob, Place};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{PageId, Priority, Step};
+use block_pool::{GroupId, PageId, Priority, Step};
 use std::ops::Range;
 
 /// When a block is copied to other tiers.
@@ -72,7 +72,8 @@ impl Ledger {
             }
             WritePolicy::Selective { min_priority: Some(least), .. } => {
                 let Some(sequence) = self.slots.get(slot) else { return };
-                let kept = |&block: &usize| self.pool.priority(sequence.row[block]) >= least;
+                let row = sequence.row(GroupId::FIRST);
+                let kept = |&block: &usize| self.pool().priority(row.pages[block]) >= least;
                 let blocks: Vec<usize> = self.published.iter().copied().filter(kept).collect();
                 self.offload_blocks(slot, &blocks);
             }
@@ -87,7 +88,7 @@ impl Ledger {
         for &block in &self.published {
             let key = sequence.guards.as_ref().map(|guards| BlockKey::of(&sequence.chain, guards, block));
             let published = key.map(|key| (key, sequence.place(block)));
-            self.demotion.published(sequence.row[block], published);
+            self.demotion.published(sequence.row(GroupId::FIRST).pages[block], published);
         }
     }
 
@@ -97,9 +98,9 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.guards.is_some()) else {
             return;
         };
-        let pool = &mut self.pool;
-        let due: Vec<usize> =
-            blocks.filter(|&block| pool.count_hit(sequence.row[block]) == min_hits).collect();
+        let pool = &mut self.pools[GroupId::FIRST];
+        let row = sequence.row(GroupId::FIRST);
+        let due: Vec<usize> = blocks.filter(|&block| pool.count_hit(row.pages[block]) == min_hits).collect();
         self.offload_blocks(slot, &due);
     }
 
@@ -108,22 +109,23 @@ impl Ledger {
         let WritePolicy::OnEvict { min_priority } = self.config.write_policy else { return };
         let ahead = &mut self.demotion.ahead;
         *ahead = taken.max(*ahead - *ahead / FORGOTTEN);
-        if self.pool.pristine() >= *ahead {
+        let pool = &mut self.pools[GroupId::FIRST];
+        if pool.pristine() >= *ahead {
             return;
         }
-        let most = (self.pool.evictable() / SPARED).saturating_sub(self.copies.demoted());
-        let mut pages = self.pool.victims((*ahead).min(most) as usize);
+        let most = (pool.evictable() / SPARED).saturating_sub(self.copies.demoted());
+        let mut pages = pool.victims((*ahead).min(most) as usize);
         pages.retain(|&page| {
             self.demotion.block(page).is_some()
-                && self.pool.priority(page) >= min_priority
-                && !self.pool.set_offered(page, true)
+                && pool.priority(page) >= min_priority
+                && !pool.set_offered(page, true)
         });
         if pages.is_empty() {
             return;
         }
         pages.reverse(); // what goes last here goes last there: a head after its tail
         let (keys, places) = pages.iter().filter_map(|&page| self.demotion.block(page)).unzip();
-        let priorities = pages.iter().map(|&page| self.pool.priority(page)).collect();
+        let priorities = pages.iter().map(|&page| self.pool().priority(page)).collect();
         let copy = self.begin_copy(pages, Step(0), None);
         self.copies.is_demotion(copy.id);
         self.offloads.push(OffloadJob { keys, places, priorities, copy });
@@ -133,10 +135,11 @@ impl Ledger {
     fn offload_blocks(&mut self, slot: SlotId, blocks: &[usize]) {
         let Some(sequence) = self.slots.get(slot).filter(|_| !blocks.is_empty()) else { return };
         let Some(guards) = &sequence.guards else { return };
-        let pages: Vec<PageId> = blocks.iter().map(|&block| sequence.row[block]).collect();
+        let row = sequence.row(GroupId::FIRST);
+        let pages: Vec<PageId> = blocks.iter().map(|&block| row.pages[block]).collect();
         let keys = blocks.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect();
         let places = blocks.iter().map(|&block| sequence.place(block)).collect();
-        let priorities = pages.iter().map(|&page| self.pool.priority(page)).collect();
+        let priorities = pages.iter().map(|&page| self.pool().priority(page)).collect();
         let copy = self.begin_copy(pages, sequence.last_step, None);
         self.offloads.push(OffloadJob { keys, places, priorities, copy });
     }

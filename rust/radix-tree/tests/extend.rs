@@ -1,7 +1,7 @@
 //! Storing many blocks at once is storing one after the other.
 
 use block_hash::Token;
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 use proptest::prelude::*;
 use radix_tree::{Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ struct Stored {
 
 impl Stored {
     fn new(page_size: usize) -> Stored {
-        let mut tree = PrefixTree::new(page_size, 0);
+        let mut tree = PrefixTree::new(page_size, 0, 1);
         let namespace = tree.acquire_namespace(&NamespaceKey::default());
         Stored { tree, page_size, namespace, nodes: Vec::new(), pages: 0 }
     }
@@ -54,7 +54,7 @@ impl Stored {
             let Insertion::New(node) = self.tree.insert(parent, key, &tokens, &[]) else {
                 return block - from;
             };
-            self.tree.set_page(node, page);
+            self.tree.set_page(node, GroupId::FIRST, page);
             self.made(node);
             parent = ParentId::Node(node);
         }
@@ -83,7 +83,9 @@ impl Stored {
         for block in 0..path.len() {
             let (key, tokens) = (Stored::key(&path[..=block]), self.tokens(&path[block..=block]));
             match self.tree.find(parent, key, &tokens, &[]) {
-                Ok(Some(node)) if self.tree.page(node).is_some() => parent = ParentId::Node(node),
+                Ok(Some(node)) if self.tree.page(node, GroupId::FIRST).is_some() => {
+                    parent = ParentId::Node(node)
+                }
                 _ => return (block, parent),
             }
         }
@@ -93,7 +95,7 @@ impl Stored {
     fn evict(&mut self, count: usize) {
         for _ in 0..count.min(self.nodes.len()) {
             if let Some(node) = self.nodes.pop() {
-                self.tree.clear_page(node);
+                self.tree.clear_page(node, GroupId::FIRST);
             }
         }
     }
@@ -119,7 +121,7 @@ proptest! {
             let stored = one.insert_each(parent, path, found);
             prop_assert_eq!(other.extend(parent, path, found), stored);
             prop_assert_eq!(other.find(path).0, found + stored);
-            prop_assert_eq!(other.tree.resident(), other.nodes.len());
+            prop_assert_eq!(other.tree.resident(GroupId::FIRST), other.nodes.len());
             one.evict(*evicted);
             other.evict(*evicted);
             prop_assert_eq!(other.fingerprint(), one.fingerprint());

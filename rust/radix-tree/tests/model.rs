@@ -1,7 +1,7 @@
 //! Any order of calls, compared with a map from whole paths after each; most hashes collide.
 
 use block_hash::Token;
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 use proptest::prelude::*;
 use radix_tree::{DigestCollision, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -118,7 +118,7 @@ impl Model {
             Call::Lose(choice) => {
                 if let Some(stored) = self.choose(*choice, |stored| stored.page.is_some()) {
                     stored.page = None;
-                    tree.clear_page(stored.node);
+                    tree.clear_page(stored.node, GroupId::FIRST);
                 }
             }
             Call::Anchor(choice) => {
@@ -154,7 +154,7 @@ impl Model {
         if stored.page.is_none() {
             self.pages += 1;
             stored.page = Some(PageId(self.pages));
-            tree.set_page(stored.node, PageId(self.pages));
+            tree.set_page(stored.node, GroupId::FIRST, PageId(self.pages));
         }
     }
 
@@ -197,7 +197,7 @@ impl Model {
             assert_eq!(tree.find_namespace(&key(salt)).is_some(), used, "namespace {salt:?}");
         }
         for (path, stored) in &self.paths {
-            assert_eq!(tree.page(stored.node), stored.page, "{path:?}");
+            assert_eq!(tree.page(stored.node, GroupId::FIRST), stored.page, "{path:?}");
             assert_eq!(tree.tokens(stored.node), [path.1[path.1.len() - 1].0], "{path:?}");
             self.compare_descendants(tree, path, stored.node);
         }
@@ -207,7 +207,7 @@ impl Model {
 proptest! {
     #[test]
     fn any_order_of_calls_leaves_what_a_map_of_paths_says(calls in prop::collection::vec(any_call(), 1..120)) {
-        let (mut tree, mut model) = (PrefixTree::new(1, 0), Model::default());
+        let (mut tree, mut model) = (PrefixTree::new(1, 0, 1), Model::default());
         for call in &calls {
             model.call(&mut tree, call);
             model.compare(&tree);

@@ -25,8 +25,8 @@ fn the_second_to_publish_a_shared_block_finds_its_own_page_stored() {
     let counters = ledger.counters();
     let published = (counters.published_blocks, counters.adopted_blocks, counters.private_blocks);
     assert_eq!(published, (2, 0, 0));
-    assert_eq!([1, 2, 3].map(|page| ledger.pool.refs(PageId(page))), [2, 2, 2]);
+    assert_eq!([1, 2, 3].map(|page| ledger.pool().refs(PageId(page))), [2, 2, 2]);
     ledger.release(&[parent, child]).unwrap();
     ledger.verify().unwrap();
-    assert_eq!(ledger.pool.available(), 4);
+    assert_eq!(ledger.pool().available(), 4);
 }

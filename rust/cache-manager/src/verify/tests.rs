@@ -4,12 +4,13 @@ use crate::config::{LedgerConfig, OnDuplicate};
 use crate::copies::Copy;
 use crate::events::{EventLog, Stored, Tier};
 use crate::ledger::Ledger;
+use crate::page_copies::PageCopy;
 use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
 use crate::suspension::{Stage, Suspension};
 use crate::verify::LedgerFault;
 use block_hash::{Algo, Chain, Token};
-use block_pool::{PageFault, PageId, Priority, Step};
+use block_pool::{GroupId, PageFault, PageId, Priority, Step};
 use radix_tree::{Insertion, NamespaceKey, NodeId, ParentId, TreeFault};
 use tiered_connector::job::UnitId;
 
@@ -71,13 +72,13 @@ fn page(page: u32, what: &str) -> LedgerFault {
 
 #[test]
 fn a_reference_that_no_request_holds_is_found() {
-    let found = after(|ledger| ledger.pool.acquire(PageId(1)));
+    let found = after(|ledger| ledger.pools[GroupId::FIRST].acquire(PageId(1)));
     assert_eq!(found, page(1, "counts 2 references, requests hold 1"));
 }
 
 #[test]
 fn a_reference_that_a_request_gave_up_too_early_is_found() {
-    let found = after(|ledger| ledger.pool.release(PageId(3), Step(1)));
+    let found = after(|ledger| ledger.pools[GroupId::FIRST].release(PageId(3), Step(1)));
     assert_eq!(found, page(3, "counts 0 references, requests hold 1"));
 }
 
@@ -100,20 +101,20 @@ fn a_copy_of_a_page_that_is_not_pinned_is_found() {
 
 #[test]
 fn a_page_whose_node_has_gone_is_found() {
-    let found = after(|ledger| ledger.tree.clear_page(CACHED[2]));
+    let found = after(|ledger| ledger.tree.clear_page(CACHED[2], GroupId::FIRST));
     assert_eq!(found, page(9, "its node 4 does not lead back to it"));
 }
 
 #[test]
 fn a_block_that_would_be_evicted_before_one_below_it_is_found() {
-    let found = after(|ledger| ledger.pool.refresh(PageId(9)));
+    let found = after(|ledger| ledger.pools[GroupId::FIRST].refresh(PageId(9)));
     assert_eq!(found, page(8, "would be evicted before page 9, a block below it"));
 }
 
 #[test]
 fn a_fault_within_the_pool_is_found() {
     let found = after(|ledger| {
-        ledger.pool.take(Priority::DEFAULT);
+        ledger.pools[GroupId::FIRST].take(Priority::DEFAULT);
     });
     assert_eq!(found, page(10, "counts 1 references, requests hold 0"));
 }
@@ -147,7 +148,7 @@ fn a_node_on_a_page_that_does_not_stand_for_it_is_found() {
     let found = after(|ledger| {
         let inserted = ledger.tree.insert(ParentId::Node(CACHED[2]), 1, &[1, 2, 3, 4], &[]);
         assert_eq!(inserted, Insertion::New(node));
-        ledger.tree.set_page(node, PageId(10));
+        ledger.tree.set_page(node, GroupId::FIRST, PageId(10));
     });
     assert_eq!(found, TreeFault { node, what: "its page 10 does not lead back to it".into() }.into());
 }
@@ -196,7 +197,7 @@ fn a_position_that_no_step_leads_to_is_found() {
 
 #[test]
 fn a_request_without_a_page_for_its_last_token_is_found() {
-    let what = after_damage_to(TWIN, |sequence| sequence.row.truncate(2));
+    let what = after_damage_to(TWIN, |sequence| sequence.rows[0].pages.truncate(2));
     assert_eq!(what, "2 pages do not hold 9 tokens");
 }
 
@@ -230,7 +231,7 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
     let found = after(|ledger| {
         let twin = ledger.slots.get_mut(TWIN).expect("the request is claimed");
         twin.steps_out.push_back(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
-        twin.row[2] = PageId(1);
+        twin.rows[0].pages[2] = PageId(1);
     });
     assert_eq!(found, page(1, "slot 1 writes to it, and others read it"));
 }
@@ -238,7 +239,7 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
 #[test]
 fn a_tail_that_others_hold_and_its_request_does_not_know_of_is_found() {
     let found = after(|ledger| {
-        ledger.pool.pin(PageId(6));
+        ledger.pools[GroupId::FIRST].pin(PageId(6));
         ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], waiter: None, demotion: false });
     });
     let what = "page 6, which it writes to next, is held by others, and it does not know";
@@ -251,7 +252,7 @@ fn two_requests_that_write_to_one_page_are_found() {
         for slot in [OWNER, TWIN] {
             let sequence = ledger.slots.get_mut(slot).expect("the request is claimed");
             sequence.steps_out.push_back(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
-            sequence.row[2] = PageId(3);
+            sequence.rows[0].pages[2] = PageId(3);
         }
     });
     assert_eq!(found, page(3, "slot 1 writes to it, and others read it"));
@@ -259,7 +260,9 @@ fn two_requests_that_write_to_one_page_are_found() {
 
 #[test]
 fn a_planned_copy_that_does_not_pin_is_found() {
-    let found = after(|ledger| ledger.page_copies.push((PageId(2), PageId(3))));
+    let found = after(|ledger| {
+        ledger.page_copies.push(PageCopy { group: GroupId::FIRST, source: PageId(2), destination: PageId(3) })
+    });
     assert_eq!(found, page(2, "counts 0 pins, copies hold 1"));
 }
 
@@ -277,7 +280,7 @@ fn a_published_block_below_another_than_the_one_before_it_is_found() {
 
 #[test]
 fn a_published_block_on_another_page_than_the_tree_has_is_found() {
-    let what = after_damage_to(OWNER, |sequence| sequence.row.swap(1, 2));
+    let what = after_damage_to(OWNER, |sequence| sequence.rows[0].pages.swap(1, 2));
     assert_eq!(what, "block 1 is on another page in the tree");
 }
 

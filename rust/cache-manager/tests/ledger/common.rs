@@ -1,6 +1,7 @@
 //! Small ledgers and requests, and the shortest way through a forward.
 
 use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Token};
+use block_pool::GroupId;
 use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, SlotId};
 use radix_tree::NamespaceKey;
 
@@ -78,5 +79,5 @@ pub(crate) fn hit(ledger: &mut Ledger, request: NewSequence) -> u32 {
 
 /// The page ids of the request's row.
 pub(crate) fn row(ledger: &Ledger, slot: SlotId) -> Vec<u32> {
-    ledger.pages(slot).expect("the slot is claimed").iter().map(|page| page.0).collect()
+    ledger.pages(slot, GroupId::FIRST).expect("the slot is claimed").iter().map(|page| page.0).collect()
 }

@@ -5,7 +5,7 @@
 
 use block_hash::Token;
 use block_pool::{PageId, Step};
-use cache_manager::CopyJob;
+use cache_manager::{CopyJob, PageCopy};
 use std::collections::VecDeque;
 
 /// The KV of the token after the prefix whose last KV is `before`.
@@ -29,7 +29,7 @@ pub(crate) struct Work {
 /// A forward, with the page copies that go before it.
 struct Forward {
     step: Step,
-    copies: Vec<(PageId, PageId)>,
+    copies: Vec<PageCopy>,
     batch: Vec<Work>,
 }
 
@@ -60,7 +60,7 @@ impl Device {
         !self.stream.is_empty()
     }
 
-    pub(crate) fn launch(&mut self, step: Step, copies: Vec<(PageId, PageId)>, batch: Vec<Work>) {
+    pub(crate) fn launch(&mut self, step: Step, copies: Vec<PageCopy>, batch: Vec<Work>) {
         self.stream.push_back(Forward { step, copies, batch });
     }
 
@@ -68,7 +68,7 @@ impl Device {
     /// drafts, then reads every row.
     pub(crate) fn run_one(&mut self) -> Result<(), String> {
         let Some(Forward { step, copies, batch }) = self.stream.pop_front() else { return Ok(()) };
-        for (source, destination) in copies {
+        for PageCopy { source, destination, .. } in copies {
             let start = source.index() * self.page_size;
             self.cells.copy_within(start..start + self.page_size, destination.index() * self.page_size);
         }

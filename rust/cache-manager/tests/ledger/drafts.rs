@@ -2,6 +2,7 @@
 
 use crate::common::{PAGE, claim, config, drafting, forward, hit, prompt, row};
 use block_hash::Token;
+use block_pool::GroupId;
 use cache_manager::{Ledger, LedgerConfig, LedgerError, Position, SlotId, VarlenTables};
 
 /// A request with `drafts` drafts whose prompt, 1 to `len`, is computed, and whose next token is known.
@@ -67,8 +68,8 @@ fn drafts_that_were_rejected_take_no_further_page() {
 #[test]
 fn pages_for_drafts_may_lie_behind_the_longest_sequence() {
     let longest = LedgerConfig { max_seq_len: Some(8), ..config(8) };
-    assert_eq!(longest.max_pages_per_request(0), 2);
-    assert_eq!(longest.max_pages_per_request(2), 4); // 8 tokens + 3 * 2 + 1
+    assert_eq!(longest.max_blocks_per_request(0), 2);
+    assert_eq!(longest.max_blocks_per_request(2), 4); // 8 tokens + 3 * 2 + 1
     let mut ledger = Ledger::new(longest);
     let slot = decoding(&mut ledger, 6, 2);
     launch(&mut ledger, slot);
@@ -258,7 +259,7 @@ fn tables_of_a_decode_step_cover_its_drafts() {
     let (mut lengths, mut starts, mut mapping) = ([0], [0; 2], [0; 3]);
     let mut tables =
         VarlenTables { seq_lens: &mut lengths, slot_mapping: &mut mapping, query_start_loc: &mut starts };
-    ledger.write_varlen(&[slot], &mut tables).unwrap();
+    ledger.write_varlen(GroupId::FIRST, &[slot], &mut tables).unwrap();
     let row = row(&ledger, slot);
     let [second, third] = [row[1], row[2]].map(|page| i64::from(page * PAGE));
     assert_eq!((lengths, starts, mapping), ([9], [0, 3], [second + 2, second + 3, third]));

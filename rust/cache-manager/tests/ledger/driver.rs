@@ -3,7 +3,7 @@
 use crate::common::{claim, config, finish_copies, salted};
 use crate::device::{Device, Mover, Work, kv_after};
 use block_hash::Token;
-use block_pool::{PageId, Step};
+use block_pool::{GroupId, PageId, Step};
 use cache_manager::{
     CopyEnd, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId, VarlenTables,
 };
@@ -105,9 +105,9 @@ impl Driver {
             reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
             ..config(5 + random.below(16) as u32)
         };
-        let columns = config.pages as usize;
+        let columns = config.groups[0].pages as usize;
         Driver {
-            device: Device::new(config.pages, config.page_size),
+            device: Device::new(config.groups[0].pages, config.page_size),
             ledger: Ledger::new(config),
             mover,
             live: Vec::new(),
@@ -282,13 +282,13 @@ impl Driver {
     /// The batch's block table and slot mapping; the right KV is not filled in yet.
     fn tables(&mut self, batch: &[SlotId]) -> Result<Vec<Work>, LedgerError> {
         let shape = self.ledger.batch_shape(batch)?;
-        self.ledger.write_rows(batch, &mut self.memory, &mut self.table, self.columns)?;
+        self.ledger.write_rows(GroupId::FIRST, batch, &mut self.memory, &mut self.table, self.columns)?;
         let mut lengths = vec![0; batch.len()];
         let mut starts = vec![0; batch.len() + 1];
         let mut mapping = vec![0; shape.total_active as usize];
         let mut tables =
             VarlenTables { seq_lens: &mut lengths, slot_mapping: &mut mapping, query_start_loc: &mut starts };
-        self.ledger.write_varlen(batch, &mut tables)?;
+        self.ledger.write_varlen(GroupId::FIRST, batch, &mut tables)?;
         let rows = self.table.chunks_exact(self.columns);
         let work = rows.zip(&lengths).zip(starts.windows(2)).map(|((row, &length), tokens)| Work {
             row: row.to_vec(),
@@ -309,7 +309,7 @@ impl Driver {
     fn check_tables(&self, index: usize, work: &Work) -> Result<(), String> {
         let page_size = self.ledger.config().page_size as usize;
         let Live { slot, forked, .. } = self.live[index];
-        let pages = self.ledger.pages(slot).map_err(|error| error.to_string())?;
+        let pages = self.ledger.pages(slot, GroupId::FIRST).map_err(|error| error.to_string())?;
         let cells = pages.iter().copied().chain(std::iter::repeat(PageId::NULL));
         if work.row.iter().zip(cells).any(|(&cell, page)| cell != page.0) {
             return Err(format!("the row of slot {} is not its pages", slot.0));
@@ -440,7 +440,7 @@ impl Driver {
     fn start_copy(&mut self) -> Result<(), String> {
         let Some(index) = self.pick() else { return Ok(()) };
         let live = &self.live[index];
-        let held = self.ledger.pages(live.slot).map_err(|error| error.to_string())?.len();
+        let held = self.ledger.pages(live.slot, GroupId::FIRST).map_err(|error| error.to_string())?.len();
         if held == 0 {
             return Ok(());
         }

@@ -10,7 +10,7 @@ fn telling(mut config: LedgerConfig) -> Ledger {
     let mut ledger = Ledger::new(config);
     assert_eq!(
         told(&mut ledger),
-        [EventKind::Created { page_size: PAGE, pages: vec![ledger.config().pages] }]
+        [EventKind::Created { page_size: PAGE, pages: vec![ledger.config().groups[0].pages] }]
     );
     ledger
 }

@@ -26,7 +26,7 @@ fn extend(ledger: &mut Ledger, batch: &[SlotId]) -> Result<(), LedgerError> {
 fn taken(ledger: &mut Ledger) -> Vec<(u32, u32)> {
     let copies = ledger.take_page_copies();
     ledger.verify().unwrap();
-    copies.iter().map(|(source, destination)| (source.0, destination.0)).collect()
+    copies.iter().map(|copy| (copy.source.0, copy.destination.0)).collect()
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::common::{claim, computed, config, finish_copies, prompt};
 use block_hash::{ContentSpan, ExtraInputs, ExtraKeys};
+use block_pool::GroupId;
 use cache_manager::{
     CopyEnd, FlashInferTables, Ledger, LedgerConfig, LedgerError, RowMemory, SlotId, VarlenTables,
 };
@@ -134,19 +135,25 @@ refuses! {
 
     a_question_about_a_released_request: |s| s.ledger.position(s.gone) => LedgerError::UnknownSlot(_),
     the_tokens_of_a_released_request: |s| s.ledger.tokens(s.gone).map(<[i32]>::len) => LedgerError::UnknownSlot(_),
-    the_pages_of_a_released_request: |s| s.ledger.pages(s.gone).map(<[_]>::len) => LedgerError::UnknownSlot(_),
+    the_pages_of_a_released_request: |s| s.ledger.pages(s.gone, GroupId::FIRST).map(<[_]>::len) => LedgerError::UnknownSlot(_),
     the_hashes_of_a_released_request: |s| s.ledger.commit(s.gone) => LedgerError::UnknownSlot(_),
 }
 
 fn rows(scene: &mut Scene, rows: usize, columns: usize) -> Result<(), LedgerError> {
     let batch = [scene.planned, scene.busy];
-    scene.ledger.write_rows(&batch, &mut RowMemory::default(), &mut vec![0; rows * columns], columns)
+    scene.ledger.write_rows(
+        GroupId::FIRST,
+        &batch,
+        &mut RowMemory::default(),
+        &mut vec![0; rows * columns],
+        columns,
+    )
 }
 
 fn slot_mapping(scene: &mut Scene) -> Result<(), LedgerError> {
     let mut tables =
         VarlenTables { seq_lens: &mut [0; 2], slot_mapping: &mut [0; 6], query_start_loc: &mut [0; 3] };
-    scene.ledger.write_varlen(&[scene.planned, scene.busy], &mut tables)
+    scene.ledger.write_varlen(GroupId::FIRST, &[scene.planned, scene.busy], &mut tables)
 }
 
 fn page_list(scene: &mut Scene) -> Result<(), LedgerError> {
@@ -156,7 +163,7 @@ fn page_list(scene: &mut Scene) -> Result<(), LedgerError> {
         last_page_len: &mut [0; 2],
         query_indptr: &mut [0; 3],
     };
-    scene.ledger.write_flashinfer(&[scene.planned, scene.busy], &mut tables)
+    scene.ledger.write_flashinfer(GroupId::FIRST, &[scene.planned, scene.busy], &mut tables)
 }
 
 #[test]

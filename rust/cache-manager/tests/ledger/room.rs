@@ -3,7 +3,7 @@
 use crate::common::{claim, computed, config, prompt, row};
 use crate::driver::Random;
 use block_hash::Token;
-use block_pool::{PageId, PageState};
+use block_pool::{GroupId, PageId, PageState};
 use cache_manager::{Ledger, LedgerConfig, LedgerError, Reserve, RowMemory, SlotId};
 use std::collections::HashSet;
 
@@ -110,10 +110,10 @@ fn a_padding_request_takes_no_page_and_stores_nothing() {
     let mut ledger = Ledger::new(config(1));
     let padding = claim(&mut ledger, prompt(&[0; 4]));
     ledger.alloc_dummy(padding).unwrap();
-    assert!(matches!(ledger.pages(padding), Err(LedgerError::Padding(_))));
+    assert!(matches!(ledger.pages(padding, GroupId::FIRST), Err(LedgerError::Padding(_))));
     assert!(matches!(ledger.commit(padding), Err(LedgerError::Padding(_))));
     let mut table = [7; 3];
-    ledger.write_rows(&[padding], &mut RowMemory::default(), &mut table, 3).unwrap();
+    ledger.write_rows(GroupId::FIRST, &[padding], &mut RowMemory::default(), &mut table, 3).unwrap();
     assert_eq!(table, [7; 3]); // a fresh buffer is zeros, the null page: nothing is written
     ledger.close_step();
     ledger.step(&[padding], &[0], None).unwrap();

@@ -2,8 +2,10 @@
 
 use crate::common::{PAGE, claim, computed, config, forward, hit, private, prompt, row};
 use block_hash::Token;
-use block_pool::{EvictionPolicy, PageId, Step};
-use cache_manager::{BegunCopy, CopyEnd, CopyJob, Ledger, LedgerError, NewSequence, PrivateTier, SlotId};
+use block_pool::{EvictionPolicy, GroupId, PageId, Step};
+use cache_manager::{
+    BegunCopy, CopyEnd, CopyJob, Ledger, LedgerError, NewSequence, PageCopy, PrivateTier, SlotId,
+};
 use completion::{Completion, pending};
 use std::collections::HashMap;
 use tiered_connector::connector::{Closed, NoUnits};
@@ -134,7 +136,7 @@ fn only(begun: Vec<BegunCopy>, slot: SlotId) -> CopyJob {
 fn pages_are_in_flight_until_the_copy_has_ended_and_free_then() {
     let mut scene = Scene::new(8, 8);
     let slot = computed(&mut scene.ledger, &TOKENS);
-    let pages = scene.ledger.pages(slot).unwrap().to_vec();
+    let pages = scene.ledger.pages(slot, GroupId::FIRST).unwrap().to_vec();
     let copy = scene.suspend(slot);
     assert_eq!((copy.pages.clone(), copy.after), (pages, Step(1)));
     assert_eq!((scene.ledger.pool().in_flight(), scene.ledger.pool().available()), (3, 5));
@@ -407,7 +409,9 @@ fn a_page_that_a_copy_is_planned_to_is_not_copied_out_before() {
     scene.ledger.truncate(child, 12).unwrap();
     let refused = scene.refused(|ledger, shelf| ledger.suspend(shelf, &[child]));
     assert_eq!(refused, LedgerError::PageCopyPlanned { slot: child });
-    let [(from, to)] = scene.ledger.take_page_copies()[..] else { panic!("one copy") };
+    let [PageCopy { source: from, destination: to, .. }] = scene.ledger.take_page_copies()[..] else {
+        panic!("one copy")
+    };
     assert_eq!((from, to), (PageId(3), PageId(4)));
     assert_eq!(scene.suspend(child).pages[2], to);
     assert_eq!(scene.suspend(parent).pages.len() as u32, 10u32.div_ceil(PAGE));

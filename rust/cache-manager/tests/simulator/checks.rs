@@ -3,7 +3,7 @@
 use crate::engine::Engine;
 use crate::live::{Aside, Live, Stage};
 use crate::world::World;
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 use cache_manager::{LedgerError, SlotId};
 use tiered_connector::job::Direction;
 
@@ -27,7 +27,7 @@ impl<W: World> Engine<W> {
         if self.ledger.tokens(slot).ok() != Some(&live.log[..live.known]) {
             return Err(format!("slot {} lost its tokens", slot.0));
         }
-        let row = self.ledger.pages(slot).map_err(|error| error.to_string())?;
+        let row = self.ledger.pages(slot, GroupId::FIRST).map_err(|error| error.to_string())?;
         if let Some((_, page)) =
             copied.iter().find(|(way, page)| *way == Direction::Load && row.contains(page))
         {

@@ -2,6 +2,7 @@
 
 use crate::kv::POISON;
 use block_pool::{PageId, Step};
+use cache_manager::PageCopy;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -24,7 +25,7 @@ pub(crate) struct Forward {
     pub(crate) step: Step,
     /// When it runs.
     pub(crate) at: u64,
-    pub(crate) copies: Vec<(PageId, PageId)>,
+    pub(crate) copies: Vec<PageCopy>,
     pub(crate) batch: Vec<Work>,
 }
 
@@ -105,7 +106,7 @@ impl Device {
     /// every row, the blocks that were hit among them.
     pub(crate) fn run_one(&mut self) -> Result<(), String> {
         let Some(Forward { step, copies, batch, .. }) = self.stream.pop_front() else { return Ok(()) };
-        for (source, destination) in copies {
+        for PageCopy { source, destination, .. } in copies {
             let source = self.page(source).to_vec();
             self.page_mut(destination).copy_from_slice(&source);
         }

@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::live::Out;
 use crate::world::World;
 use block_hash::Token;
-use block_pool::{PageId, Step};
+use block_pool::{GroupId, PageId, Step};
 use cache_manager::{LedgerError, SlotId, VarlenTables};
 
 /// One request of a batch as the tables say: one past its last computed token, and how many are computed.
@@ -42,7 +42,7 @@ impl<W: World> Engine<W> {
         let mut mapping = vec![0; shape.total_active as usize];
         let mut tables =
             VarlenTables { seq_lens: &mut lengths, slot_mapping: &mut mapping, query_start_loc: &mut starts };
-        self.ledger.write_varlen(batch, &mut tables)?;
+        self.ledger.write_varlen(GroupId::FIRST, batch, &mut tables)?;
         let unsigned = |number: i32| usize::try_from(number).expect("tables hold no negative number");
         let told = lengths.iter().zip(starts.windows(2)).map(|(&length, tokens)| Told {
             end: unsigned(length),
@@ -56,7 +56,7 @@ impl<W: World> Engine<W> {
     fn launch_one(&mut self, index: usize, step: Step, told: &Told) -> Result<Work, String> {
         let page_size = self.ledger.config().page_size as usize;
         let live = &mut self.live[index];
-        let row = self.ledger.pages(live.slot).map_err(|error| error.to_string())?.to_vec();
+        let row = self.ledger.pages(live.slot, GroupId::FIRST).map_err(|error| error.to_string())?.to_vec();
         let active = self.ledger.position(live.slot).map_or(0, |position| position.active as usize);
         let drafts = told.computed - active;
         let moved: usize = live.out.iter().map(|out| out.sampled.len().saturating_sub(1)).sum();

@@ -5,6 +5,7 @@ use crate::kv::request;
 use crate::live::Live;
 use crate::world::World;
 use block_hash::ExtraKeys;
+use block_pool::GroupId;
 use cache_manager::{NewSequence, PrefixQuery, SlotId};
 
 impl<W: World> Engine<W> {
@@ -97,7 +98,7 @@ impl<W: World> Engine<W> {
         let weights = self.weights;
         let stale = |live: &&mut Live| live.weights != weights && live.is_present();
         for live in self.live.iter_mut().filter(stale) {
-            if self.ledger.pages(live.slot).is_ok_and(<[_]>::is_empty) {
+            if self.ledger.pages(live.slot, GroupId::FIRST).is_ok_and(<[_]>::is_empty) {
                 live.start_over(self.weights);
             }
         }

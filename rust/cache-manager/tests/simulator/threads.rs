@@ -36,10 +36,10 @@ pub(crate) struct Threads {
 impl Threads {
     pub(crate) fn new(config: &LedgerConfig, faulty: Option<Faulty>, random: &mut Random) -> Threads {
         let policies = [EvictionPolicy::PriorityLru, EvictionPolicy::PrioritySlru];
-        let device = Device::new(config.pages, config.page_size);
+        let device = Device::new(config.groups[0].pages, config.page_size);
         let units = 3 + random.below(20) as u32;
-        let engine = Arc::new(Slow::new(&device, config.pages, units, faulty, random));
-        let unit_bytes = device.bytes() / (config.pages as usize + 1);
+        let engine = Arc::new(Slow::new(&device, config.groups[0].pages, units, faulty, random));
+        let unit_bytes = device.bytes() / (config.groups[0].pages as usize + 1);
         let (policy, lanes) = (policies[random.below(2)], 1 + random.below(3));
         let connector = TieredConnector::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)));
         Threads {

@@ -64,7 +64,7 @@ impl Tier {
         mover.waits_for_fences = broken != Some(Broken::IgnoresFences);
         Tier {
             now: 0,
-            device: Device::new(config.pages, config.page_size),
+            device: Device::new(config.groups[0].pages, config.page_size),
             mover,
             index: TierIndex::new(units, policies[random.below(2)]),
             write_policy: config.write_policy,

@@ -1,0 +1,124 @@
+//! Groups: layers whose KV is kept in the same way, and which prefixes a group can go on from.
+//!
+//! A token that is computed reads tokens before it: all of them, or those of a window. So a prefix is usable for
+//! a group if the blocks with those tokens are there, whatever else is missing. A prefix is usable for a model if
+//! it is for each of its groups; the longest is looked for over all groups at once, since a prefix that is
+//! shorter may lack a window that a longer one has.
+
+use block_pool::GroupId;
+
+/// Which tokens before its own a group's token reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum GroupKind {
+    /// All.
+    Full,
+    /// The last `window - 1`, and the first `sinks`.
+    Window {
+        /// Tokens, the reading one included; at least 1.
+        window: u32,
+        /// Tokens at the beginning that are always read.
+        sinks: u32,
+    },
+    /// Those of its own chunk: a sequence is cut into chunks of `chunk` tokens.
+    Chunked {
+        /// Tokens; at least 1.
+        chunk: u32,
+    },
+}
+
+/// Blocks that a token reads, beside its own block: the first few, and from one on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Needed {
+    /// Blocks at the beginning.
+    pub sinks: u32,
+    /// The first block of the rest.
+    pub from: u32,
+}
+
+impl Needed {
+    /// Whether a block before the reading token's is read.
+    #[inline]
+    pub fn has(&self, block: u32) -> bool {
+        block < self.sinks || block >= self.from
+    }
+}
+
+impl GroupKind {
+    /// Blocks of `page_size` tokens that the token at position `at` and those after it read, of the tokens before
+    /// `at`. Blocks that are not needed at `at` are not needed later either.
+    #[inline]
+    pub fn needed(&self, at: u32, page_size: u32) -> Needed {
+        match *self {
+            GroupKind::Full => Needed { sinks: 0, from: 0 },
+            GroupKind::Window { window, sinks } => Needed {
+                sinks: sinks.div_ceil(page_size),
+                from: (u64::from(at) + 1).saturating_sub(u64::from(window)) as u32 / page_size,
+            },
+            GroupKind::Chunked { chunk } => Needed { sinks: 0, from: at / chunk * chunk / page_size },
+        }
+    }
+
+    /// Whether blocks are let go as a request gets longer.
+    #[inline]
+    pub fn forgets(&self) -> bool {
+        *self != GroupKind::Full
+    }
+}
+
+/// A group of a ledger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Which tokens it keeps.
+    pub kind: GroupKind,
+    /// Usable pages, the null page not counted.
+    pub pages: u32,
+}
+
+/// The longest prefix, in blocks of `page_size` tokens, that every group can go on from: more than `least` blocks, and
+/// at most `most`. `present` says whether a group has a block.
+pub fn joint_hit(
+    kinds: &[GroupKind],
+    page_size: u32,
+    least: u32,
+    most: u32,
+    present: impl Fn(GroupId, u32) -> bool,
+) -> Option<u32> {
+    let mut hit = most;
+    loop {
+        let before = hit;
+        for (group, kind) in kinds.iter().enumerate() {
+            let present = |block| present(GroupId(group as u8), block);
+            hit = longest_hit(kind, page_size, least, hit, present);
+        }
+        if hit <= least {
+            return None;
+        }
+        if hit == before {
+            return Some(hit);
+        }
+    }
+}
+
+/// The longest prefix of at most `most` blocks that one group can go on from. It is not looked for below `least`.
+fn longest_hit(
+    kind: &GroupKind,
+    page_size: u32,
+    least: u32,
+    most: u32,
+    present: impl Fn(u32) -> bool,
+) -> u32 {
+    let sinks = kind.needed(0, page_size).sinks.min(most);
+    let mut hit = (0..sinks).find(|&block| !present(block)).unwrap_or(most);
+    while hit > least {
+        let from = kind.needed(hit * page_size, page_size).from;
+        // A longer prefix that does without the missing block was no hit.
+        match (from..hit).rev().find(|&block| !present(block)) {
+            Some(missing) => hit = missing,
+            None => break,
+        }
+    }
+    hit
+}
+
+#[cfg(test)]
+mod tests;
