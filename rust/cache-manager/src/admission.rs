@@ -11,7 +11,7 @@ use crate::page_copies::Leaving;
 use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use crate::tiers::{Loads, OuterTier};
-use block_pool::Step;
+use block_pool::{GroupId, Step};
 use memory::AHEAD;
 use radix_tree::{Hits, NodeId};
 use std::ops::Range;
@@ -424,7 +424,7 @@ impl Ledger {
             }
             if let Some(node) = taken.evicted {
                 let key = self.tree.key(NodeId(node.0));
-                self.tree.clear_page(NodeId(node.0));
+                self.tree.clear_page(NodeId(node.0), GroupId::FIRST);
                 self.events.removed(key);
                 self.evicted.add(key, self.step);
                 self.counters.evictions += 1;

@@ -1,6 +1,7 @@
 //! Blocks of a token log as the tree compares them, and the walk along a prefix.
 
 use block_hash::{ExtraKeys, Token};
+use block_pool::GroupId;
 use radix_tree::{DigestCollision, Hits, ParentId, PrefixTree};
 
 /// Room for the block at hand when overrides or extra keys touch it.
@@ -81,7 +82,7 @@ impl Prefix<'_> {
             let (tokens, extra) = reader.read(self.log, self.extras, page_size, plain_end);
             match tree.find(parent, self.keys[plain_end], tokens, extra) {
                 Ok(Some(node)) => {
-                    let Some(page) = tree.page(node) else { return false };
+                    let Some(page) = tree.page(node, GroupId::FIRST) else { return false };
                     found.push(node, page);
                     parent = ParentId::Node(node);
                 }

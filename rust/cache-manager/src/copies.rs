@@ -6,7 +6,7 @@
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::slots::SlotId;
-use block_pool::{PageId, Pool, Step};
+use block_pool::{GroupId, PageId, Pool, Step};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash, Hasher};
@@ -174,7 +174,7 @@ pub(crate) fn let_go(pool: &mut Pool, tree: &PrefixTree, page: PageId, last_use:
 pub(crate) fn refresh_ancestors(pool: &mut Pool, tree: &PrefixTree, page: PageId) {
     let mut node = pool.node(page).map(|link| NodeId(link.0));
     while let Some(ParentId::Node(parent)) = node.map(|node| tree.parent(node)) {
-        match tree.page(parent) {
+        match tree.page(parent, GroupId::FIRST) {
             Some(page) if pool.refs(page) == 0 => pool.refresh(page),
             _ => return,
         }

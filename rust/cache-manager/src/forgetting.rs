@@ -5,6 +5,7 @@ use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::probe::PrefixQuery;
 use crate::sequence::Sequence;
+use block_pool::GroupId;
 use radix_tree::{NodeId, ParentId};
 
 impl Ledger {
@@ -13,7 +14,7 @@ impl Ledger {
     /// grow with the cache.
     pub fn reset_prefix_cache(&mut self) {
         self.refuse_offloads();
-        self.counters.reset_blocks += self.tree.resident() as u64;
+        self.counters.reset_blocks += self.tree.resident(GroupId::FIRST) as u64;
         self.forget_device(Sequence::holds_nothing);
         self.counters.resets += 1;
     }
@@ -110,11 +111,11 @@ impl Ledger {
         let below: Vec<NodeId> = self.tree.descendants(parent).collect();
         let mut forgotten = 0;
         for node in below {
-            let unused = self.tree.page(node).filter(|&page| self.pool.is_evictable(page));
+            let unused = self.tree.page(node, GroupId::FIRST).filter(|&page| self.pool.is_evictable(page));
             let Some(page) = unused else { continue };
             self.events.removed(self.tree.key(node));
             self.pool.withdraw(page);
-            self.tree.clear_page(node);
+            self.tree.clear_page(node, GroupId::FIRST);
             forgotten += 1;
         }
         self.counters.truncated_blocks += forgotten as u64;

@@ -14,7 +14,7 @@ use crate::slots::{SlotId, Slots};
 use crate::snapshot;
 use crate::write_policy::Demotion;
 use block_hash::{Identity, Token};
-use block_pool::{PageId, Pool, Step, Taken};
+use block_pool::{GroupId, PageId, Pool, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
 use tiered_connector::job::UnitId;
@@ -72,7 +72,7 @@ impl Ledger {
         let pool = Pool::new(config.pages, config.policy, config.priority);
         let blocks = if config.prefix_caching { config.pages as usize } else { 0 };
         Ledger {
-            tree: PrefixTree::new(config.page_size as usize, blocks),
+            tree: PrefixTree::new(config.page_size as usize, blocks, 1),
             pool,
             slots: Slots::default(),
             taken: Vec::new(),
@@ -283,7 +283,7 @@ impl Ledger {
 
     /// Cached blocks on the device, referenced or not.
     pub fn cached_blocks(&self) -> usize {
-        self.tree.resident()
+        self.tree.resident(GroupId::FIRST)
     }
 
     /// Pins that have not ended.

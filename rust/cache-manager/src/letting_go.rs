@@ -7,7 +7,7 @@ use crate::loads::drop_load;
 use crate::sequence::{Released, Sequence};
 use crate::slots::SlotId;
 use crate::suspension::drop_suspension;
-use block_pool::{Pool, Step};
+use block_pool::{GroupId, Pool, Step};
 use radix_tree::PrefixTree;
 
 impl Ledger {
@@ -187,7 +187,7 @@ impl Sequence {
             }
             if twins.next_if(|&&twin| twin as usize == block).is_some() && current {
                 let node = sequence.nodes[block];
-                if let Some(twin) = tree.page(node) {
+                if let Some(twin) = tree.page(node, GroupId::FIRST) {
                     pool.refresh(twin);
                 }
                 if block >= nodes {

@@ -3,7 +3,7 @@
 use crate::ledger::Ledger;
 use crate::probe::{PrefixQuery, PrefixReuse};
 use block_hash::Chain;
-use block_pool::Step;
+use block_pool::{GroupId, Step};
 use memory::Array;
 use radix_tree::PrefixTree;
 use std::hash::{Hash, Hasher};
@@ -135,7 +135,9 @@ impl Ledger {
             let mut chain = Chain::new(self.config.algo, &root);
             (1..=blocks).all(|block| {
                 chain.extend(&query.tokens[..block * page_size], page_size, &query.extras);
-                self.tree.owner_of(chain.keys()[block - 1]).is_some_and(|node| self.tree.page(node).is_some())
+                self.tree
+                    .owner_of(chain.keys()[block - 1])
+                    .is_some_and(|node| self.tree.page(node, GroupId::FIRST).is_some())
             })
         })
     }

@@ -3,7 +3,7 @@
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::slots::SlotId;
-use block_pool::{PageId, Step};
+use block_pool::{GroupId, PageId, Step};
 use std::collections::BTreeMap;
 
 /// Pages of every pin, by its number; a number is never used twice.
@@ -26,7 +26,8 @@ impl Ledger {
         }
         sequence.check_present(slot)?;
         let nodes = if sequence.epoch == self.epoch { &sequence.nodes[..] } else { &[] };
-        let pages: Vec<PageId> = nodes.iter().map_while(|&node| self.tree.page(node)).collect();
+        let pages: Vec<PageId> =
+            nodes.iter().map_while(|&node| self.tree.page(node, GroupId::FIRST)).collect();
         for &page in &pages {
             self.pool.acquire(page);
         }

@@ -9,7 +9,7 @@ use crate::misses::EvictedKeys;
 use crate::retention::retain;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{NodeLink, Pool};
+use block_pool::{GroupId, NodeLink, Pool};
 use memory::AHEAD;
 use radix_tree::{Insertion, PrefixTree};
 
@@ -138,9 +138,9 @@ impl Publication<'_> {
         };
         sequence.nodes.push(node);
         let retention = sequence.retention_of(block, page_size);
-        match self.tree.page(node) {
+        match self.tree.page(node, GroupId::FIRST) {
             None => {
-                self.tree.set_page(node, own);
+                self.tree.set_page(node, GroupId::FIRST, own);
                 self.store(block);
             }
             // Published by a request that shares the page with this one.

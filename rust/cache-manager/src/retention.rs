@@ -5,7 +5,7 @@ use crate::events::{Change, EventLog};
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{PageId, Pool, Priority, Retention};
+use block_pool::{GroupId, PageId, Pool, Priority, Retention};
 use radix_tree::{NodeId, PrefixTree};
 use std::ops::Range;
 use thiserror::Error;
@@ -124,7 +124,8 @@ impl Ledger {
         };
         match hint {
             SessionHint::ResumeSoon(hint) => {
-                let pages: Vec<_> = sequence.nodes.iter().filter_map(|&node| self.tree.page(node)).collect();
+                let pages: Vec<_> =
+                    sequence.nodes.iter().filter_map(|&node| self.tree.page(node, GroupId::FIRST)).collect();
                 for page in pages {
                     if !self.is_kept(page, hint) {
                         retain(&mut self.pool, &self.tree, &mut self.events, page, Some(hint));
@@ -152,7 +153,7 @@ impl Ledger {
         for (&node, &page) in sequence.nodes.iter().zip(&sequence.row).rev() {
             let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
             // The stored page is another session's where this one kept a twin.
-            if !alone || self.tree.page(node) != Some(page) || self.pool.refs(page) > 1 {
+            if !alone || self.tree.page(node, GroupId::FIRST) != Some(page) || self.pool.refs(page) > 1 {
                 return;
             }
             retain(&mut self.pool, &self.tree, &mut self.events, page, Some(lowest));
@@ -167,7 +168,7 @@ impl Ledger {
             return;
         };
         for (block, &node) in sequence.nodes.iter().enumerate().skip(first) {
-            if let Some(page) = self.tree.page(node) {
+            if let Some(page) = self.tree.page(node, GroupId::FIRST) {
                 let retention = sequence.retention_of(block, page_size);
                 retain(&mut self.pool, &self.tree, &mut self.events, page, retention);
             }
@@ -184,7 +185,7 @@ impl Ledger {
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
         for (block, &node) in nodes.iter().enumerate().rev() {
             // A block that was evicted leaves a gap; those above it count all the same.
-            let Some(page) = self.tree.page(node) else { continue };
+            let Some(page) = self.tree.page(node, GroupId::FIRST) else { continue };
             let fresh = self.pool.mark_reused(page);
             if block < blocks.start && !fresh {
                 return;

@@ -3,7 +3,7 @@
 use crate::config::LedgerConfig;
 use crate::events::{EventKind, Stored, Tier};
 use crate::ledger::Ledger;
-use block_pool::{PageId, Priority};
+use block_pool::{GroupId, PageId, Priority};
 use radix_tree::{NamespaceId, NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
 
@@ -28,7 +28,7 @@ impl Ledger {
     fn cached_runs(&self) -> Vec<Stored> {
         let tree = &self.tree;
         let cached: Vec<(NodeId, PageId)> =
-            tree.iter().filter_map(|node| tree.page(node).map(|page| (node, page))).collect();
+            tree.iter().filter_map(|node| tree.page(node, GroupId::FIRST).map(|page| (node, page))).collect();
         // A run goes on with the first child that is alike; the other children start runs of their own.
         let mut next: HashMap<NodeId, NodeId> = HashMap::new();
         let mut places = Places::default();
@@ -36,7 +36,9 @@ impl Ledger {
         for &(node, page) in &cached {
             let priority = self.pool.priority(page);
             if let ParentId::Node(parent) = tree.parent(node)
-                && tree.page(parent).is_some_and(|above| self.pool.priority(above) == priority)
+                && tree
+                    .page(parent, GroupId::FIRST)
+                    .is_some_and(|above| self.pool.priority(above) == priority)
                 && *next.entry(parent).or_insert(node) == node
             {
                 continue;

@@ -2,7 +2,7 @@
 
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
-use block_pool::{NodeLink, PageFault, PageId};
+use block_pool::{GroupId, NodeLink, PageFault, PageId};
 use radix_tree::{NamespaceId, NodeId, ParentId, TreeFault};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -110,7 +110,7 @@ impl Ledger {
                 return Err(PageFault::new(page, what).into());
             }
             if let Some(link) = self.pool.node(page)
-                && self.tree.page(NodeId(link.0)) != Some(page)
+                && self.tree.page(NodeId(link.0), GroupId::FIRST) != Some(page)
             {
                 return Err(
                     PageFault::new(page, format!("its node {} does not lead back to it", link.0)).into()
@@ -119,7 +119,7 @@ impl Ledger {
         }
         self.tree.verify(&anchors, &holders)?;
         for node in self.tree.iter() {
-            if let Some(page) = self.tree.page(node)
+            if let Some(page) = self.tree.page(node, GroupId::FIRST)
                 && self.pool.node(page) != Some(NodeLink(node.0))
             {
                 return Err(TreeFault { node, what: format!("its {page} does not lead back to it") }.into());
@@ -197,7 +197,7 @@ impl Ledger {
                 return Err(format!("block {block} does not follow the block before it in the tree"));
             }
             let anchored = sequence.anchored.binary_search(&(block as u32)).is_ok();
-            if !anchored && self.tree.page(node) != Some(sequence.row[block]) {
+            if !anchored && self.tree.page(node, GroupId::FIRST) != Some(sequence.row[block]) {
                 return Err(format!("block {block} is on another page in the tree"));
             }
             parent = ParentId::Node(node);
@@ -243,7 +243,7 @@ impl Ledger {
         for (&page, &rank) in &order {
             let Some(node) = self.pool.node(page) else { continue };
             let ParentId::Node(parent) = self.tree.parent(NodeId(node.0)) else { continue };
-            let Some(above) = self.tree.page(parent) else { continue };
+            let Some(above) = self.tree.page(parent, GroupId::FIRST) else { continue };
             if self.pool.priority(page) == self.pool.priority(above)
                 && order.get(&above).is_some_and(|&above| above < rank)
             {
@@ -325,7 +325,7 @@ impl Ledger {
             pool.pristine(),
             pool.evictable(),
             pool.in_flight(),
-            self.tree.resident(),
+            self.tree.resident(GroupId::FIRST),
         );
         let ids = |pages: &[PageId]| pages.iter().map(|page| page.0).collect::<Vec<_>>();
         let next: Vec<u32> = pool.eviction_order().take(MOST_SHOWN).map(|page| page.0).collect();

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use block_hash::{Algo, Chain, ExtraKeys, Root, Token};
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use radix_tree::{Hits, Insertion, NamespaceId, NamespaceKey, NodeId, ParentId, PrefixTree};
 
@@ -36,7 +36,7 @@ impl Prompt {
 
 /// A tree that is full of these prompts.
 fn full_tree(prompts: &[Prompt], in_turns: bool) -> (PrefixTree, NamespaceId) {
-    let mut tree = PrefixTree::new(PAGE, RESIDENT_BLOCKS);
+    let mut tree = PrefixTree::new(PAGE, RESIDENT_BLOCKS, 1);
     let namespace = tree.acquire_namespace(&NamespaceKey::default());
     if in_turns {
         let mut parents = vec![ParentId::Root(namespace); prompts.len()];
@@ -82,14 +82,14 @@ fn publish(criterion: &mut Criterion) {
     group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
     group.throughput(Throughput::Elements(PROMPT_BLOCKS as u64));
     let mut prompts: VecDeque<Prompt> = prompts().collect();
-    let mut tree = PrefixTree::new(PAGE, RESIDENT_BLOCKS);
+    let mut tree = PrefixTree::new(PAGE, RESIDENT_BLOCKS, 1);
     let namespace = tree.acquire_namespace(&NamespaceKey::default());
     let mut stored: VecDeque<Vec<NodeId>> =
         prompts.iter().map(|prompt| store(&mut tree, namespace, prompt)).collect();
     group.bench_function("one prompt goes, another comes", |bencher| {
         bencher.iter(|| {
             let gone = stored.pop_front().expect("the tree is full");
-            gone.iter().rev().for_each(|&node| tree.clear_page(node));
+            gone.iter().rev().for_each(|&node| tree.clear_page(node, GroupId::FIRST));
             stored.push_back(store(&mut tree, namespace, &prompts[0]));
             prompts.rotate_left(1);
         });
@@ -112,7 +112,7 @@ fn store_block(tree: &mut PrefixTree, parent: ParentId, prompt: &Prompt, block: 
     let Insertion::New(node) = tree.insert(parent, prompt.chain.keys()[block], tokens, &[]) else {
         panic!("no two prompts share a block")
     };
-    tree.set_page(node, PageId(1));
+    tree.set_page(node, GroupId::FIRST, PageId(1));
     node
 }
 

@@ -5,8 +5,8 @@
 //! One table leads from the chained hash to the node: a look-up costs at most one probe a block, however
 //! many siblings there are, and changes nothing.
 //!
-//! The tree owns device residency: a node's slot says which page holds the block, or none. A node without
-//! a page and without children does not exist.
+//! The tree owns device residency: a node has a slot for each group of layers, which says which page holds
+//! the block, or none. A node without pages and without children does not exist.
 #![forbid(unsafe_code)]
 
 mod contents;
@@ -15,6 +15,7 @@ mod family;
 mod lookup;
 mod namespaces;
 mod node;
+mod slots;
 mod tree;
 mod verify;
 

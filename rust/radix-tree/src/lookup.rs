@@ -5,7 +5,7 @@
 //! table is asked only where the neighbour is another block.
 
 use crate::extra_keys::ExtraId;
-use crate::node::{NodeId, PackedParent, ParentId};
+use crate::node::{Node, NodeId, PackedParent, ParentId};
 use crate::tree::PrefixTree;
 use block_hash::Token;
 use block_pool::PageId;
@@ -73,8 +73,8 @@ impl PrefixTree {
     }
 
     /// Follows whole blocks of `tokens`, with chained hashes `keys` and no extra keys, below `parent`, as
-    /// long as each is stored with a page, and adds each to `found`. The last of them, or `parent` for no
-    /// blocks; `None` where a block is not there.
+    /// long as each is stored with a page of the first group, and adds each to `found`. The last of them, or
+    /// `parent` for no blocks; `None` where a block is not there.
     ///
     /// # Errors
     /// [`DigestCollision`] where a hash belongs to another block.
@@ -85,8 +85,52 @@ impl PrefixTree {
         tokens: &[Token],
         found: &mut Hits,
     ) -> Result<Option<ParentId>, DigestCollision> {
+        self.walk(
+            parent,
+            keys,
+            tokens,
+            |record| record.page != PageId::NULL,
+            |first, records| {
+                found.nodes.extend((first.0..).map(NodeId).take(records.len()));
+                found.pages.extend(records.iter().map(|record| record.page));
+            },
+        )
+    }
+
+    /// [`PrefixTree::follow`] along blocks that are stored, with whatever pages.
+    ///
+    /// # Errors
+    /// [`DigestCollision`] where a hash belongs to another block.
+    pub fn trace(
+        &self,
+        parent: ParentId,
+        keys: &[u64],
+        tokens: &[Token],
+        found: &mut Vec<NodeId>,
+    ) -> Result<Option<ParentId>, DigestCollision> {
+        self.walk(
+            parent,
+            keys,
+            tokens,
+            |_| true,
+            |first, records| {
+                found.extend((first.0..).map(NodeId).take(records.len()));
+            },
+        )
+    }
+
+    /// Follows blocks whose records are `wanted`; those that are neighbours are `found` together.
+    #[inline]
+    fn walk(
+        &self,
+        mut parent: ParentId,
+        keys: &[u64],
+        tokens: &[Token],
+        wanted: impl Fn(&Node) -> bool,
+        mut found: impl FnMut(NodeId, &[Node]),
+    ) -> Result<Option<ParentId>, DigestCollision> {
         debug_assert_eq!(tokens.len(), keys.len() * self.page_size, "whole blocks, a hash for each");
-        let (mut parent, mut block) = (parent, 0);
+        let mut block = 0;
         // The owners of the keys of the blocks `asked`.
         let (mut owners, mut asked, mut ask) = ([None; AHEAD], 0..0, 1);
         while block < keys.len() {
@@ -98,14 +142,13 @@ impl PrefixTree {
             }
             let Some(first) = owners[block - asked.start] else { return Ok(None) };
             let (keys, tokens) = (&keys[block..], &tokens[block * self.page_size..]);
-            let run = self.run(first, parent, keys, tokens);
+            let run = self.run(first, parent, keys, tokens, &wanted);
             if run == 0 {
-                // The block has no page, or another block has its hash.
+                // The block is not wanted, or another block has its hash.
                 return self.find(parent, keys[0], &tokens[..self.page_size], &[]).map(|_| None);
             }
             let start = first.0 as usize;
-            found.nodes.extend((first.0..first.0 + run as u32).map(NodeId));
-            found.pages.extend(self.nodes[start..start + run].iter().map(|record| record.page));
+            found(first, &self.nodes[start..start + run]);
             parent = ParentId::Node(NodeId(first.0 + run as u32 - 1));
             block += run;
             ask = if run < AHEAD { AHEAD } else { 1 };
@@ -113,16 +156,23 @@ impl PrefixTree {
         Ok(Some(parent))
     }
 
-    /// How many of the blocks lie on `first` and its neighbours, with pages.
+    /// How many of the blocks lie on `first` and its neighbours, all of them wanted.
     #[inline]
-    fn run(&self, first: NodeId, parent: ParentId, keys: &[u64], tokens: &[Token]) -> usize {
+    fn run(
+        &self,
+        first: NodeId,
+        parent: ParentId,
+        keys: &[u64],
+        tokens: &[Token],
+        wanted: impl Fn(&Node) -> bool,
+    ) -> usize {
         let start = first.0 as usize;
         let mut parent = PackedParent::pack(parent);
         let mut run = 0;
         for (record, &key) in self.nodes[start..].iter().zip(keys).take(RUN) {
             memory::prefetch(record, AHEAD);
             let is_next = record.key == key && record.parent == parent && record.extra == ExtraId::NONE;
-            if !is_next || record.page == PageId::NULL {
+            if !is_next || !wanted(record) {
                 break;
             }
             parent = PackedParent::pack(ParentId::Node(NodeId((start + run) as u32)));

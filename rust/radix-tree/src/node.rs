@@ -53,7 +53,7 @@ impl PackedParent {
 pub(crate) struct Node {
     pub(crate) key: u64,
     pub(crate) parent: PackedParent,
-    /// The device slot; the null page stands for "no page".
+    /// The slot of the first group; the null page stands for "no page".
     pub(crate) page: PageId,
     pub(crate) extra: ExtraId,
     /// The child inserted last.

@@ -29,8 +29,11 @@ pub struct PrefixTree {
     /// `page_size` tokens a node, under the node's index.
     pub(crate) tokens: Rows,
     pub(crate) first_free: u32,
-    /// Nodes with a page.
-    pub(crate) resident: usize,
+    pub(crate) groups: u8,
+    /// The pages of the groups after the first, `groups - 1` a node; see [`Node::page`].
+    pub(crate) slots: Array<PageId>,
+    /// Nodes with a page, a group.
+    pub(crate) resident: Vec<usize>,
     /// Nodes that sequences need to stay, and how many do: few, since blocks hold those before them.
     pub(crate) anchors: HashMap<NodeId, u32>,
     pub(crate) table: KeyTable,
@@ -39,15 +42,19 @@ pub struct PrefixTree {
 }
 
 impl PrefixTree {
-    /// An empty tree for blocks of `page_size` tokens, sized for about `capacity` blocks.
-    pub fn new(page_size: usize, capacity: usize) -> PrefixTree {
+    /// An empty tree for blocks of `page_size` tokens, sized for about `capacity` blocks, with a slot for
+    /// each of `groups` groups, at least 1, in a node.
+    pub fn new(page_size: usize, capacity: usize, groups: u8) -> PrefixTree {
+        debug_assert!(groups > 0, "a model has layers");
         let table = KeyTable::with_capacity(capacity);
         PrefixTree {
             page_size,
             nodes: Array::with_capacity(table.capacity()),
             tokens: Rows::with_capacity(page_size, table.capacity()),
             first_free: NONE,
-            resident: 0,
+            groups,
+            slots: Array::with_capacity(table.capacity() * (usize::from(groups) - 1)),
+            resident: vec![0; usize::from(groups)],
             anchors: HashMap::new(),
             table,
             extras: ExtraKeyStore::default(),
@@ -58,19 +65,14 @@ impl PrefixTree {
     /// Drops every node and namespace at once. The cost does not grow with the number of blocks, other
     /// than what giving memory back to the allocator costs.
     pub fn clear(&mut self) {
-        let (page_size, capacity) = (self.page_size, self.table.capacity());
-        *self = PrefixTree::new(page_size, 0); // gives back what the new one takes
-        *self = PrefixTree::new(page_size, capacity);
+        let (page_size, capacity, groups) = (self.page_size, self.table.capacity(), self.groups);
+        *self = PrefixTree::new(page_size, 0, groups); // gives back what the new one takes
+        *self = PrefixTree::new(page_size, capacity, groups);
     }
 
     /// Nodes in the tree.
     pub fn len(&self) -> usize {
         self.table.len()
-    }
-
-    /// Blocks on the device: nodes that have a page.
-    pub fn resident(&self) -> usize {
-        self.resident
     }
 
     /// Whether the tree has no node.
@@ -110,8 +112,10 @@ impl PrefixTree {
     }
 
     /// Stores blocks that follow each other below `parent`: whole blocks of `tokens`, with chained hashes
-    /// `keys`, no extra keys, each on its page of `pages`. Ends before the first whose hash is stored already. Adds the nodes of
-    /// those stored to `made`.
+    /// `keys`, no extra keys, each on its page of the first group in `pages`; the null page is none. Ends
+    /// before the first whose hash is stored already. Adds the nodes of those stored to `made`.
+    ///
+    /// Pages of further groups follow by [`PrefixTree::set_pages`]; then the last node has one of some group.
     pub fn extend(
         &mut self,
         mut parent: ParentId,
@@ -138,32 +142,9 @@ impl PrefixTree {
             parent = ParentId::Node(node);
         }
         let made = &made[first..];
-        self.resident += made.len();
+        self.resident[0] += pages[..made.len()].iter().filter(|&&page| page != PageId::NULL).count();
         let blocks = made.iter().map(|node| node.0 as usize).zip(tokens.chunks_exact(self.page_size));
         self.tokens.write(blocks);
-    }
-
-    /// The page that holds the node's block on the device.
-    #[inline]
-    pub fn page(&self, node: NodeId) -> Option<PageId> {
-        let page = self.nodes[node.0 as usize].page;
-        (page != PageId::NULL).then_some(page)
-    }
-
-    /// `page` holds the node's block from now on.
-    pub fn set_page(&mut self, node: NodeId, page: PageId) {
-        debug_assert!(self.page(node).is_none(), "the node has a page already");
-        self.nodes[node.0 as usize].page = page;
-        self.resident += 1;
-    }
-
-    /// The node's block is no longer on the device. Its descendants stay; nodes that hold nothing and
-    /// lead nowhere go.
-    pub fn clear_page(&mut self, node: NodeId) {
-        debug_assert!(self.page(node).is_some(), "the node has no page");
-        self.nodes[node.0 as usize].page = PageId::NULL;
-        self.resident -= 1;
-        self.prune(node);
     }
 
     /// Keeps `node` in the tree, with or without a page, until [`PrefixTree::release_anchor`].
@@ -214,7 +195,7 @@ impl PrefixTree {
         for node in self.iter() {
             let record = self.node(node);
             (node, record.parent, record.page, record.first_child, record.next).hash(hasher);
-            (self.anchors.get(&node), self.tokens(node)).hash(hasher);
+            (self.further_slots(node), self.anchors.get(&node), self.tokens(node)).hash(hasher);
         }
         self.list(PackedParent::FREE).for_each(|node| node.hash(hasher));
     }
@@ -242,6 +223,7 @@ impl PrefixTree {
         let node = if node == NONE {
             self.nodes.push(Node::UNUSED);
             self.tokens.push();
+            self.slots.extend_by(usize::from(self.groups) - 1, PageId::NULL);
             NodeId(self.nodes.len() as u32 - 1)
         } else {
             self.unlink(NodeId(node));
@@ -252,8 +234,8 @@ impl PrefixTree {
     }
 
     /// Drops the node if it holds nothing and leads nowhere, and then those before it that do neither.
-    fn prune(&mut self, mut node: NodeId) {
-        while self.page(node).is_none() && self.is_leaf(node) && !self.anchors.contains_key(&node) {
+    pub(crate) fn prune(&mut self, mut node: NodeId) {
+        while !self.has_page(node) && self.is_leaf(node) && !self.anchors.contains_key(&node) {
             let record = *self.node(node);
             self.table.remove(record.key, node.0);
             self.extras.release(record.extra);

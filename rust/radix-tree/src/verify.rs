@@ -4,6 +4,7 @@ use crate::extra_keys::ExtraId;
 use crate::namespaces::NamespaceId;
 use crate::node::{NONE, NodeId, PackedParent, ParentId};
 use crate::tree::PrefixTree;
+use block_pool::GroupId;
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -43,9 +44,15 @@ impl PrefixTree {
         self.verify_lists()?;
         self.verify_namespaces(holders)?;
         self.verify_extra_keys()?;
-        let resident = self.iter().filter(|&node| self.page(node).is_some()).count();
-        if self.resident() != resident {
-            return fault(NO_NODE, format!("{resident} nodes have a page, {} are counted", self.resident()));
+        for group in (0..self.groups).map(GroupId) {
+            let resident = self.iter().filter(|&node| self.page(node, group).is_some()).count();
+            let counted = self.resident(group);
+            if counted != resident {
+                return fault(
+                    NO_NODE,
+                    format!("{resident} nodes have a page of {group:?}, {counted} are counted"),
+                );
+            }
         }
         let count = self.iter().count();
         if self.len() != count {
@@ -59,8 +66,8 @@ impl PrefixTree {
             if !self.is_in_table(node) {
                 return fault(node, "the table does not lead to it");
             }
-            if self.page(node).is_none() && self.is_leaf(node) && !self.anchors.contains_key(&node) {
-                return fault(node, "has neither a page nor children nor anchors");
+            if !self.has_page(node) && self.is_leaf(node) && !self.anchors.contains_key(&node) {
+                return fault(node, "has neither pages nor children nor anchors");
             }
         }
         for &node in self.anchors.keys().chain(anchors.keys()) {

@@ -9,7 +9,7 @@ use crate::slots::SlotId;
 use crate::suspension::{Stage, Suspension};
 use crate::verify::LedgerFault;
 use block_hash::{Algo, Chain, Token};
-use block_pool::{PageFault, PageId, Priority, Step};
+use block_pool::{GroupId, PageFault, PageId, Priority, Step};
 use radix_tree::{Insertion, NamespaceKey, NodeId, ParentId, TreeFault};
 use tiered_connector::job::UnitId;
 
@@ -100,7 +100,7 @@ fn a_copy_of_a_page_that_is_not_pinned_is_found() {
 
 #[test]
 fn a_page_whose_node_has_gone_is_found() {
-    let found = after(|ledger| ledger.tree.clear_page(CACHED[2]));
+    let found = after(|ledger| ledger.tree.clear_page(CACHED[2], GroupId::FIRST));
     assert_eq!(found, page(9, "its node 4 does not lead back to it"));
 }
 
@@ -147,7 +147,7 @@ fn a_node_on_a_page_that_does_not_stand_for_it_is_found() {
     let found = after(|ledger| {
         let inserted = ledger.tree.insert(ParentId::Node(CACHED[2]), 1, &[1, 2, 3, 4], &[]);
         assert_eq!(inserted, Insertion::New(node));
-        ledger.tree.set_page(node, PageId(10));
+        ledger.tree.set_page(node, GroupId::FIRST, PageId(10));
     });
     assert_eq!(found, TreeFault { node, what: "its page 10 does not lead back to it".into() }.into());
 }

@@ -5,7 +5,7 @@ use crate::namespaces::{NamespaceId, NamespaceKey};
 use crate::node::{NONE, NodeId, PackedParent, ParentId};
 use crate::tree::{Insertion, PrefixTree};
 use crate::verify::{NO_NODE, TreeFault};
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 use std::collections::HashMap;
 
 const FIRST: NodeId = NodeId(0);
@@ -20,12 +20,12 @@ struct Scene {
 }
 
 fn sound() -> Scene {
-    let mut tree = PrefixTree::new(1, 0);
+    let mut tree = PrefixTree::new(1, 0, 2);
     let namespace = tree.acquire_namespace(&NamespaceKey::default());
     assert_eq!(tree.insert(ParentId::Root(namespace), 1, &[5], &[]), Insertion::New(FIRST));
-    tree.set_page(FIRST, PageId(1));
+    tree.set_page(FIRST, GroupId::FIRST, PageId(1));
     assert_eq!(tree.insert(ParentId::Node(FIRST), 2, &[6], b"image"), Insertion::New(SECOND));
-    tree.set_page(SECOND, PageId(2));
+    tree.set_page(SECOND, GroupId::FIRST, PageId(2));
     let scene = Scene { tree, namespace, anchors: HashMap::new(), holders: HashMap::from([(namespace, 1)]) };
     scene.tree.verify(&scene.anchors, &scene.holders).unwrap();
     scene
@@ -69,7 +69,7 @@ fn a_block_below_another_parent_than_the_one_that_lists_it_is_found() {
 fn a_sibling_that_links_back_wrongly_is_found() {
     let found = after(|scene| {
         assert_eq!(scene.tree.insert(ParentId::Node(FIRST), 3, &[7], &[]), Insertion::New(NodeId(2)));
-        scene.tree.set_page(NodeId(2), PageId(3));
+        scene.tree.set_page(NodeId(2), GroupId::FIRST, PageId(3));
         scene.tree.nodes[1].previous = NONE;
     });
     assert_eq!(found, fault(SECOND, "links back to another sibling than the one before it"));
@@ -87,7 +87,7 @@ fn a_list_that_runs_in_a_circle_is_found() {
 #[test]
 fn a_free_record_that_is_not_listed_is_found() {
     let found = after(|scene| {
-        scene.tree.clear_page(SECOND);
+        scene.tree.clear_page(SECOND, GroupId::FIRST);
         scene.tree.first_free = NONE;
     });
     assert_eq!(found, fault(SECOND, "is not listed below its parent"));
@@ -108,7 +108,7 @@ fn an_anchor_that_the_tree_does_not_count_is_found() {
 #[test]
 fn an_anchor_on_a_block_that_has_gone_is_found() {
     let found = after(|scene| {
-        scene.tree.clear_page(SECOND);
+        scene.tree.clear_page(SECOND, GroupId::FIRST);
         scene.tree.anchors.insert(SECOND, 1);
         scene.anchors.insert(SECOND, 1);
     });
@@ -116,11 +116,11 @@ fn an_anchor_on_a_block_that_has_gone_is_found() {
 }
 
 #[test]
-fn a_block_with_neither_page_nor_children_is_found() {
+fn a_block_with_neither_pages_nor_children_is_found() {
     let found = after(|scene| {
         scene.tree.insert(ParentId::Node(SECOND), 3, &[7], &[]);
     });
-    assert_eq!(found, fault(NodeId(2), "has neither a page nor children nor anchors"));
+    assert_eq!(found, fault(NodeId(2), "has neither pages nor children nor anchors"));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_node_that_is_free_and_in_the_table_is_found() {
     let found = after(|scene| {
         scene.tree.unlink(SECOND);
         scene.tree.link(SECOND, PackedParent::FREE);
-        scene.tree.resident -= 1;
+        scene.tree.resident[0] -= 1;
         scene.tree.extras = ExtraKeyStore::default();
     });
     assert_eq!(found, fault(NO_NODE, "the table holds 2 nodes, the tree 1"));
@@ -175,6 +175,12 @@ fn an_extra_key_that_is_used_more_often_than_nodes_have_it_is_found() {
 
 #[test]
 fn a_wrong_number_of_blocks_on_the_device_is_found() {
-    let found = after(|scene| scene.tree.resident += 1);
-    assert_eq!(found, fault(NO_NODE, "2 nodes have a page, 3 are counted"));
+    let found = after(|scene| scene.tree.resident[0] += 1);
+    assert_eq!(found, fault(NO_NODE, "2 nodes have a page of GroupId(0), 3 are counted"));
+}
+
+#[test]
+fn a_wrong_number_of_blocks_of_a_further_group_is_found() {
+    let found = after(|scene| scene.tree.slots[1] = PageId(4));
+    assert_eq!(found, fault(NO_NODE, "1 nodes have a page of GroupId(1), 0 are counted"));
 }
