@@ -71,13 +71,11 @@ impl PrefixTree {
 
     #[inline]
     fn slot_mut(&mut self, node: NodeId, group: GroupId) -> &mut PageId {
-        match group {
-            GroupId::FIRST => &mut self.nodes[node.0 as usize].page,
-            _ => {
-                let slot = self.slot(node, group);
-                &mut self.slots[slot]
-            }
+        if group == GroupId::FIRST {
+            return &mut self.nodes[node.0 as usize].page;
         }
+        let slot = self.slot(node, group);
+        &mut self.slots[slot]
     }
 
     #[inline]

@@ -20,8 +20,8 @@ struct Stored {
 }
 
 impl Stored {
-    fn new(page_size: usize) -> Stored {
-        let mut tree = PrefixTree::new(page_size, 0, 1);
+    fn new(page_size: usize, groups: u8) -> Stored {
+        let mut tree = PrefixTree::new(page_size, 0, groups);
         let namespace = tree.acquire_namespace(&NamespaceKey::default());
         Stored { tree, page_size, namespace, nodes: Vec::new(), pages: 0 }
     }
@@ -44,6 +44,16 @@ impl Stored {
         (0..count).map(|block| PageId(self.pages + block as u32 + 1)).collect()
     }
 
+    fn further_groups(&self) -> impl Iterator<Item = GroupId> + use<> {
+        (1..self.tree.groups()).map(GroupId)
+    }
+
+    /// The page of a further group of the block that has `page` of the first; some have none.
+    fn page_of(group: GroupId, page: PageId) -> PageId {
+        let group = u32::from(group.0);
+        if page.0.is_multiple_of(group + 2) { PageId::NULL } else { PageId(page.0 + 1_000 * group) }
+    }
+
     /// Stores the rest of `path` from `from` on, block by block, up to the first that is there: how many.
     fn insert_each(&mut self, parent: ParentId, path: &[u8], from: usize) -> usize {
         let pages = self.next_pages(path.len() - from);
@@ -55,6 +65,11 @@ impl Stored {
                 return block - from;
             };
             self.tree.set_page(node, GroupId::FIRST, page);
+            for group in self.further_groups() {
+                if let page @ PageId(1..) = Stored::page_of(group, page) {
+                    self.tree.set_page(node, group, page);
+                }
+            }
             self.made(node);
             parent = ParentId::Node(node);
         }
@@ -68,6 +83,10 @@ impl Stored {
         let mut made = vec![NodeId(u32::MAX)];
         self.tree.extend(parent, &keys, &self.tokens(&path[from..]), &pages, &mut made);
         assert_eq!(made[0], NodeId(u32::MAX), "nodes are added to those that are there");
+        for group in self.further_groups() {
+            let pages = pages[..made.len() - 1].iter().map(|&page| Stored::page_of(group, page));
+            self.tree.set_pages(&made[1..], group, &pages.collect::<Vec<_>>());
+        }
         made[1..].iter().for_each(|&node| self.made(node));
         made.len() - 1
     }
@@ -84,7 +103,7 @@ impl Stored {
             let (key, tokens) = (Stored::key(&path[..=block]), self.tokens(&path[block..=block]));
             match self.tree.find(parent, key, &tokens, &[]) {
                 Ok(Some(node)) if self.tree.page(node, GroupId::FIRST).is_some() => {
-                    parent = ParentId::Node(node)
+                    parent = ParentId::Node(node);
                 }
                 _ => return (block, parent),
             }
@@ -95,7 +114,11 @@ impl Stored {
     fn evict(&mut self, count: usize) {
         for _ in 0..count.min(self.nodes.len()) {
             if let Some(node) = self.nodes.pop() {
-                self.tree.clear_page(node, GroupId::FIRST);
+                for group in (0..self.tree.groups()).map(GroupId) {
+                    if self.tree.page(node, group).is_some() {
+                        self.tree.clear_page(node, group);
+                    }
+                }
             }
         }
     }
@@ -111,9 +134,10 @@ proptest! {
     #[test]
     fn storing_at_once_is_storing_one_by_one(
         page_size in prop_oneof![Just(1usize), Just(5), Just(16), Just(32), Just(128)],
+        groups in 1u8..4,
         calls in prop::collection::vec((prop::collection::vec(0u8..3, 0..40), 0usize..30), 1..30),
     ) {
-        let (mut one, mut other) = (Stored::new(page_size), Stored::new(page_size));
+        let (mut one, mut other) = (Stored::new(page_size, groups), Stored::new(page_size, groups));
         for (path, evicted) in &calls {
             let path: &Path = path;
             let (found, parent) = one.find(path);

@@ -166,3 +166,40 @@ fn a_record_that_is_free_is_no_block_of_the_prefix_that_it_was_in() {
     let prefix = &scene.prefixes[0];
     assert_eq!(scene.follow(&prefix.keys, &prefix.tokens), (prefix.first(BLOCKS - 1), Ok(None)));
 }
+
+/// What tracing `tokens` finds, and how it ends.
+fn trace(scene: &Scene, keys: &[u64], tokens: &[Token]) -> (Vec<NodeId>, End) {
+    let mut found = Vec::new();
+    let end = scene.tree.trace(scene.root, keys, tokens, &mut found);
+    (found, end)
+}
+
+#[test]
+fn tracing_goes_on_through_blocks_without_pages() {
+    for at_once in [1, 7, BLOCKS] {
+        let mut scene = Scene::stored(2, at_once);
+        for lost in [0, 5, 256, 257, 598] {
+            scene.tree.clear_page(scene.prefixes[1].nodes[lost], GroupId::FIRST);
+        }
+        let prefix = &scene.prefixes[1];
+        let end = ParentId::Node(prefix.nodes[BLOCKS - 1]);
+        assert_eq!(
+            trace(&scene, &prefix.keys, &prefix.tokens),
+            (prefix.nodes.clone(), Ok(Some(end))),
+            "{at_once} at once"
+        );
+    }
+}
+
+#[test]
+fn tracing_ends_where_a_block_is_not_stored_or_another_has_its_hash() {
+    let mut scene = Scene::stored(1, BLOCKS);
+    let gone = scene.prefixes[0].nodes.pop().unwrap();
+    scene.tree.clear_page(gone, GroupId::FIRST);
+    let prefix = &scene.prefixes[0];
+    assert_eq!(trace(&scene, &prefix.keys, &prefix.tokens), (prefix.nodes.clone(), Ok(None)));
+    let mut tokens = prefix.tokens.clone();
+    tokens[300 * PAGE] += 1;
+    let found = trace(&scene, &prefix.keys, &tokens);
+    assert_eq!(found, (prefix.nodes[..300].to_vec(), Err(DigestCollision)));
+}

@@ -12,13 +12,14 @@ type Block = (Token, &'static [u8]);
 type Path = (&'static str, Vec<Block>);
 
 const SALTS: [&str; 3] = ["", "a", "b"];
+const GROUPS: usize = 3;
 const EXTRA_KEYS: [&[u8]; 3] = [b"", b"a", b"b"];
 
 #[derive(Clone, Debug)]
 enum Call {
-    /// Stores the block below its parent, if the parent is there.
-    Store(Path),
-    Lose(usize),
+    /// Stores the block below its parent, if the parent is there, with a page of a group.
+    Store(Path, GroupId),
+    Lose(usize, GroupId),
     Anchor(usize),
     ReleaseAnchor(usize),
     Find(Path),
@@ -30,9 +31,10 @@ fn any_path() -> impl Strategy<Value = Path> {
 }
 
 fn any_call() -> impl Strategy<Value = Call> {
+    let group = || (0..GROUPS as u8).prop_map(GroupId);
     prop_oneof![
-        8 => any_path().prop_map(Call::Store),
-        4 => any::<usize>().prop_map(Call::Lose),
+        8 => (any_path(), group()).prop_map(|(path, group)| Call::Store(path, group)),
+        4 => (any::<usize>(), group()).prop_map(|(choice, group)| Call::Lose(choice, group)),
         2 => any::<usize>().prop_map(Call::Anchor),
         3 => any::<usize>().prop_map(Call::ReleaseAnchor),
         8 => any_path().prop_map(Call::Find),
@@ -55,7 +57,7 @@ fn key(salt: &str) -> NamespaceKey {
 #[derive(Debug)]
 struct Stored {
     node: NodeId,
-    page: Option<PageId>,
+    pages: [Option<PageId>; GROUPS],
     anchors: u32,
 }
 
@@ -96,7 +98,7 @@ impl Model {
                 other.0 == path.0 && other.1.len() > path.1.len() && other.1.starts_with(&path.1)
             });
             let stored = &self.paths[&path];
-            if stored.page.is_none() && stored.anchors == 0 && !leads_on {
+            if stored.pages == [None; GROUPS] && stored.anchors == 0 && !leads_on {
                 self.paths.remove(&path);
             }
         }
@@ -105,20 +107,21 @@ impl Model {
     /// Makes the call on both sides, if it is legal.
     fn call(&mut self, tree: &mut PrefixTree, call: &Call) {
         match call {
-            Call::Store(path) | Call::Find(path) => {
+            Call::Store(path, _) | Call::Find(path) => {
                 let namespace = tree.acquire_namespace(&key(path.0));
                 if let Some(parent) = self.parent(namespace, path) {
                     match call {
-                        Call::Store(_) => self.store(tree, parent, path),
+                        Call::Store(_, group) => self.store(tree, parent, path, *group),
                         _ => self.find(tree, parent, path),
                     }
                 }
                 tree.release_namespace(namespace);
             }
-            Call::Lose(choice) => {
-                if let Some(stored) = self.choose(*choice, |stored| stored.page.is_some()) {
-                    stored.page = None;
-                    tree.clear_page(stored.node, GroupId::FIRST);
+            Call::Lose(choice, group) => {
+                let slot = usize::from(group.0);
+                if let Some(stored) = self.choose(*choice, |stored| stored.pages[slot].is_some()) {
+                    stored.pages[slot] = None;
+                    tree.clear_page(stored.node, *group);
                 }
             }
             Call::Anchor(choice) => {
@@ -137,7 +140,7 @@ impl Model {
         self.prune();
     }
 
-    fn store(&mut self, tree: &mut PrefixTree, parent: ParentId, path: &Path) {
+    fn store(&mut self, tree: &mut PrefixTree, parent: ParentId, path: &Path, group: GroupId) {
         let (token, extra) = path.1[path.1.len() - 1];
         let inserted = tree.insert(parent, hash(path), &[token], extra);
         if self.collides(path) {
@@ -147,14 +150,15 @@ impl Model {
         let stored = match (self.paths.get_mut(path), inserted) {
             (Some(stored), Insertion::Existing(node)) if stored.node == node => stored,
             (None, Insertion::New(node)) => {
-                self.paths.entry(path.clone()).or_insert(Stored { node, page: None, anchors: 0 })
+                self.paths.entry(path.clone()).or_insert(Stored { node, pages: [None; GROUPS], anchors: 0 })
             }
             (stored, inserted) => panic!("{stored:?} is stored, the tree says {inserted:?}"),
         };
-        if stored.page.is_none() {
+        let page = &mut stored.pages[usize::from(group.0)];
+        if page.is_none() {
             self.pages += 1;
-            stored.page = Some(PageId(self.pages));
-            tree.set_page(stored.node, GroupId::FIRST, PageId(self.pages));
+            *page = Some(PageId(self.pages));
+            tree.set_page(stored.node, group, PageId(self.pages));
         }
     }
 
@@ -197,7 +201,9 @@ impl Model {
             assert_eq!(tree.find_namespace(&key(salt)).is_some(), used, "namespace {salt:?}");
         }
         for (path, stored) in &self.paths {
-            assert_eq!(tree.page(stored.node, GroupId::FIRST), stored.page, "{path:?}");
+            for (group, &page) in (0..).map(GroupId).zip(&stored.pages) {
+                assert_eq!(tree.page(stored.node, group), page, "{path:?} of {group:?}");
+            }
             assert_eq!(tree.tokens(stored.node), [path.1[path.1.len() - 1].0], "{path:?}");
             self.compare_descendants(tree, path, stored.node);
         }
@@ -207,7 +213,7 @@ impl Model {
 proptest! {
     #[test]
     fn any_order_of_calls_leaves_what_a_map_of_paths_says(calls in prop::collection::vec(any_call(), 1..120)) {
-        let (mut tree, mut model) = (PrefixTree::new(1, 0, 1), Model::default());
+        let (mut tree, mut model) = (PrefixTree::new(1, 0, GROUPS as u8), Model::default());
         for call in &calls {
             model.call(&mut tree, call);
             model.compare(&tree);

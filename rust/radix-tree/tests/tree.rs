@@ -376,3 +376,45 @@ fn a_record_that_had_extra_keys_has_none_when_it_is_used_again_for_many_blocks()
     tree.insert(root, 3, &[3; 4], b"another");
     assert_eq!(tree.find(root, 2, &[2; 4], &[]), Ok(Some(made[0])));
 }
+
+#[test]
+fn each_group_has_a_page_of_its_own_for_a_block() {
+    let mut tree = PrefixTree::new(PAGE, 16, 3);
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [1, 1], 7);
+    let other = store(&mut tree, root, 2, [2, 2], 8);
+    tree.set_page(node, GroupId(2), PageId(7));
+    tree.set_page(other, GroupId(1), PageId(9));
+    let pages = |node| [0, 1, 2].map(|group| tree.page(node, GroupId(group)));
+    assert_eq!(pages(node), [Some(PageId(7)), None, Some(PageId(7))]);
+    assert_eq!(pages(other), [Some(PageId(8)), Some(PageId(9)), None]);
+    assert_eq!([0, 1, 2].map(|group| tree.resident(GroupId(group))), [2, 1, 1]);
+    verify(&tree, &[root]);
+}
+
+#[test]
+fn a_block_stays_until_its_page_of_the_last_group_has_gone() {
+    let mut tree = PrefixTree::new(PAGE, 16, 2);
+    let root = root(&mut tree, "");
+    let node = store(&mut tree, root, 1, [1, 1], 7);
+    tree.set_page(node, GroupId(1), PageId(3));
+    tree.clear_page(node, GroupId::FIRST);
+    assert_eq!(tree.find(root, 1, &[1, 1], &[]), Ok(Some(node)));
+    assert_eq!(tree.page(node, GroupId(1)), Some(PageId(3)));
+    tree.clear_page(node, GroupId(1));
+    assert!(tree.is_empty());
+    verify(&tree, &[root]);
+}
+
+#[test]
+fn a_block_may_have_no_page_of_the_first_group() {
+    let mut tree = PrefixTree::new(PAGE, 16, 2);
+    let root = root(&mut tree, "");
+    let mut made = Vec::new();
+    tree.extend(root, &[1, 2], &[1, 1, 2, 2], &[PageId::NULL, PageId(4)], &mut made);
+    tree.set_pages(&made, GroupId(1), &[PageId(5), PageId::NULL]);
+    let pages = |group| [0, 1].map(|block: usize| tree.page(made[block], GroupId(group)));
+    assert_eq!((pages(0), tree.resident(GroupId(0))), ([None, Some(PageId(4))], 1));
+    assert_eq!((pages(1), tree.resident(GroupId(1))), ([Some(PageId(5)), None], 1));
+    verify(&tree, &[root]);
+}

@@ -20,7 +20,7 @@ struct Scene {
 }
 
 fn sound() -> Scene {
-    let mut tree = PrefixTree::new(1, 0, 1);
+    let mut tree = PrefixTree::new(1, 0, 2);
     let namespace = tree.acquire_namespace(&NamespaceKey::default());
     assert_eq!(tree.insert(ParentId::Root(namespace), 1, &[5], &[]), Insertion::New(FIRST));
     tree.set_page(FIRST, GroupId::FIRST, PageId(1));
@@ -177,4 +177,10 @@ fn an_extra_key_that_is_used_more_often_than_nodes_have_it_is_found() {
 fn a_wrong_number_of_blocks_on_the_device_is_found() {
     let found = after(|scene| scene.tree.resident[0] += 1);
     assert_eq!(found, fault(NO_NODE, "2 nodes have a page of GroupId(0), 3 are counted"));
+}
+
+#[test]
+fn a_wrong_number_of_blocks_of_a_further_group_is_found() {
+    let found = after(|scene| scene.tree.slots[1] = PageId(4));
+    assert_eq!(found, fault(NO_NODE, "1 nodes have a page of GroupId(1), 0 are counted"));
 }
