@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model.host import BYTES, PAGE_SIZE, HostCache, prompt_of
-from model.on_disk import SLOT, TENS, another_process, closed, disk, found, opened, reopened, store_of
+from model.on_disk import SLOT, TENS, another_process, closed, disk, found, gib, opened, reopened, store_of
 from pagekeeper.doctor import examine
 
 # Blocks come back.
@@ -224,6 +224,8 @@ def test_a_smaller_store_keeps_the_newest_blocks(tmp_path: Path) -> None:
     cache.serve(prompt_of(5, 3))
     assert cache.kv.flush()
     assert (disk(cache, "blocks"), disk(cache, "evicted_blocks")) == (slots, 3)
+    sizes = [(store_of(tmp_path) / name).stat().st_size for name in ("data", "entries")]
+    assert sum(sizes) <= gib(10) * 2**30
 
 
 def test_the_oldest_blocks_leave_a_full_store_and_its_files_do_not_grow(tmp_path: Path) -> None:

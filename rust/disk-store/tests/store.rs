@@ -14,11 +14,11 @@ const KINDS: [Kind; 3] = [Kind::Ring, Kind::Workers, Kind::Buffered];
 #[test]
 fn blocks_come_back_byte_for_byte_also_after_the_store_was_closed() {
     // Less than a sector, sectors that are no pages, what direct I/O takes, and one byte more; in memory that is
-    // aligned, and that is not.
-    for kind in KINDS {
+    // aligned, and that is not; and where what follows it is another's.
+    for (kind, snug) in KINDS.iter().flat_map(|&kind| [(kind, false), (kind, true)]) {
         for (block_bytes, shift) in [(100, 0), (1536, 0), (4608, 8), (8192, 0), (8192, 8), (8193, 0)] {
             let mut scene = Scene::new(kind, block_bytes, 8);
-            scene.shift = shift;
+            (scene.shift, scene.snug) = (shift, snug);
             let store = scene.open();
             for number in 0..6 {
                 assert_eq!(scene.write(&store, 5 - number, u64::from(number)), Ok(()));
