@@ -56,10 +56,10 @@ test-threads: ## Rust stress tests under ThreadSanitizer (a build of its own: mi
 test-python: $(NATIVE) ## pytest, the docstrings' examples included
 	$(BIN)/pytest
 
-test-faults: $(NATIVE) ## panics, copies that fail and busy lanes, in a build of the extension that fails on purpose
+test-faults: $(NATIVE) ## panics, copies and disks that fail, busy lanes, in a build of the extension that fails on purpose
 	cargo build -p bindings --features faults --target-dir target --locked
 	$(BIN)/pytest tests/test_broken_state.py tests/test_failed_copies.py tests/test_busy_lanes.py \
-	  tests/test_offload_races.py --native target/debug/lib_native.so
+	  tests/test_offload_races.py tests/test_failing_disks.py --native target/debug/lib_native.so
 
 test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (minutes)
 	$(BIN)/pytest tests --long --timeout 1800

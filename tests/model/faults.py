@@ -32,6 +32,13 @@ def lanes(cache: HostCache, do: Literal["copy", "hold", "fail", "panic"]) -> Non
     cache.kv._connector.force_copies(do)  # type: ignore[union-attr]
 
 
+def disk_does(
+    cache: HostCache, call: Literal["read", "write", "sync"], do: Literal["work", "hold", "fail"]
+) -> None:
+    """What the disk does with such calls from now on, those that it holds included."""
+    cache.kv._disk.force_disk(call, do)  # type: ignore[union-attr]
+
+
 def lose_memory(cache: HostCache, held: list[int] | None = None) -> None:
     """Host memory is out of reach; with `held`, it is back, and in these units is what was in them."""
     cache.kv._connector.force_loss(held)  # type: ignore[union-attr]

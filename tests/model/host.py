@@ -14,12 +14,7 @@ import pagekeeper as pk
 
 PAGE_SIZE = 4
 BYTES = 2 * PAGE_SIZE * 4 * 4
-"""Bytes of a page: K and V of 4 tokens, one head of 4 float32."""
-
-
-def expected(tokens: list[int], block: int) -> int:
-    """The byte that the page of a block is filled with: of the whole prefix up to it."""
-    return hash(tuple(tokens[: (block + 1) * PAGE_SIZE])) % 251 + 1
+"""Bytes of a page: K and V of 4 tokens, one head of 4 float32, unless a cache says otherwise."""
 
 
 def prompt_of(number: int, blocks: int) -> list[int]:
@@ -27,9 +22,9 @@ def prompt_of(number: int, blocks: int) -> list[int]:
     return [number * 1000 + token for token in range(blocks * PAGE_SIZE + 1)]
 
 
-def memory_of(pages: int) -> NDArray[np.uint8]:
+def memory_of(pages: int, num_bytes: int = BYTES) -> NDArray[np.uint8]:
     """A pool of so many pages and the null page."""
-    return np.zeros((pages + 1, BYTES), np.uint8)
+    return np.zeros((pages + 1, num_bytes), np.uint8)
 
 
 class HostCache:
@@ -42,7 +37,7 @@ class HostCache:
         disk: how blocks go to a disk too, in the fields of `KVConnectorConfig`.
         model_name: of the cache.
         weights_revision: of the cache.
-        params: of the cache.
+        params: of the cache; also the shape of its pages.
     """
 
     may_raise: tuple[type[Exception], ...] = ()
@@ -59,13 +54,14 @@ class HostCache:
         weights_revision: str | None = None,
         **params: Any,
     ) -> None:
-        shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
+        given: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
+        given = {**given, "page_size": PAGE_SIZE, **params}
+        num_bytes = pk.MHAKVCacheParams(**given).bytes_per_page
         config = pk.KVConnectorConfig(
-            type="rust_tiered", host_offload_max_gb=units * BYTES / 2**30, num_copy_lanes=lanes, **disk
+            type="rust_tiered", host_offload_max_gb=units * num_bytes / 2**30, num_copy_lanes=lanes, **disk
         )
-        self.params = pk.MHAKVCacheParams(**shape, page_size=PAGE_SIZE, kv_connector_config=config, **params)
-        assert self.params.bytes_per_page == BYTES
-        self.memory = memory_of(pages)
+        self.params = pk.MHAKVCacheParams(**given, kv_connector_config=config)
+        self.memory = memory_of(pages, num_bytes)
         self.kv = pk.PagedKVCacheManager(
             self.params,
             total_num_pages=pages,
@@ -127,9 +123,10 @@ class HostCache:
         tokens = ctx.tokens.all.tolist()
         return bool(blocks) and all((self.memory[row[n]] == self.content(tokens, n)).all() for n in blocks)
 
-    def content(self, tokens: list[int], block: int) -> int | NDArray[np.uint8]:
-        """What the page of a block is filled with."""
-        return expected(tokens, block)
+    def content(self, tokens: list[int], block: int) -> NDArray[np.uint8]:
+        """What stands in the page of a block: bytes of the whole prefix up to it, another at each place."""
+        first = hash(tuple(tokens[: (block + 1) * PAGE_SIZE])) % 251
+        return (np.arange(first, first + self.memory.shape[1]) % 251 + 1).astype(np.uint8)
 
     def suspend(self, ctx: pk.TextContext) -> None:
         self.kv.suspend(ctx).synchronize(10)

@@ -37,6 +37,8 @@ pub(crate) struct DiskDirectory {
     manifest: Mutex<Manifest>,
     content_bytes: usize,
     named: bool,
+    #[cfg(feature = "faults")]
+    pub(crate) faults: Arc<crate::faults::DiskFaults>,
 }
 
 impl DiskDirectory {
@@ -72,6 +74,8 @@ impl DiskDirectory {
         let one = Layout { block_bytes, content_bytes: self.content_bytes, slots: 1 };
         let layout = layout(&directory, one, bytes, 2 * (block_bytes * pages) as u64)?;
         let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
+        #[cfg(feature = "faults")]
+        let files = crate::faults::files(files, &self.faults);
         let (index, vault) = DiskVault::open(files, store, layout, sync, depth.clamp(1, 1024), policy, arena)
             .map_err(|error| PyOSError::new_err(format!("disk: {error}")))?;
         let vault = Arc::new(vault);
@@ -130,8 +134,15 @@ impl DiskDirectory {
         let manifest =
             directory.found(&fingerprint, seed.as_deref(), fresh).map_err(|error| raised(&error))?;
         let named = directory.is_named();
-        let (directory, manifest) = (Mutex::new(Some(directory)), Mutex::new(manifest));
-        Ok(DiskDirectory { directory, vault: Mutex::default(), manifest, content_bytes, named })
+        Ok(DiskDirectory {
+            directory: Mutex::new(Some(directory)),
+            vault: Mutex::default(),
+            manifest: Mutex::new(manifest),
+            content_bytes,
+            named,
+            #[cfg(feature = "faults")]
+            faults: Arc::default(),
+        })
     }
 
     /// The seed of the block hashes, 64 hexadecimal digits; None where nothing survives, and any will do.

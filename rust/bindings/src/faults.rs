@@ -1,12 +1,17 @@
-//! Panics on purpose, and lanes and memory that do what a test says. Only with the feature `faults`.
+//! Panics on purpose, and lanes, memory and disks that do what a test says. Only with the feature `faults`.
 
+use crate::disk::DiskDirectory;
 use crate::ledger::Ledger;
 use crate::tiered::TieredConnector;
 use block_pool::EvictionPolicy;
 use cache_manager::Fault;
+use disk_store::file::BlockFile;
+use disk_store::store::Files;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -59,6 +64,28 @@ impl TieredConnector {
             }
         };
         *self.faults.memory.lock() = Some(memory);
+    }
+}
+
+#[pymethods]
+impl DiskDirectory {
+    /// What the file of blocks does with calls of a kind, "read", "write" or "sync", from now on, those that it holds
+    /// included: "work", "hold" or "fail".
+    fn force_disk(&self, call: &str, to: &str) -> PyResult<()> {
+        let call = match call {
+            "read" => Call::Read,
+            "write" => Call::Write,
+            "sync" => Call::Sync,
+            _ => return Err(PyValueError::new_err(format!("call={call:?}: no such call"))),
+        };
+        let mut calls = self.faults.calls.lock();
+        match to {
+            "work" => calls.remove(&call),
+            "hold" => calls.insert(call, Disk::Holding),
+            "fail" => calls.insert(call, Disk::Failing),
+            _ => return Err(PyValueError::new_err(format!("to={to:?}: no such fault"))),
+        };
+        Ok(())
     }
 }
 
@@ -133,5 +160,87 @@ impl Mover for Faulty<Lanes> {
 
     fn take_memory(&self) -> Option<Memory> {
         self.faults.memory.lock().take()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Call {
+    Read,
+    Write,
+    Sync,
+}
+
+#[derive(Clone, Copy)]
+enum Disk {
+    /// Calls go on when they are let go, and not before.
+    Holding,
+    Failing,
+}
+
+/// What a test says of a disk.
+#[derive(Default)]
+pub(crate) struct DiskFaults {
+    calls: Mutex<HashMap<Call, Disk>>,
+}
+
+/// The files of a store, whose blocks do what `faults` say.
+pub(crate) fn files(files: Files, faults: &Arc<DiskFaults>) -> Files {
+    let data = FaultyFile { inner: files.data, faults: Arc::clone(faults) };
+    Files { data: Arc::new(data), ..files }
+}
+
+/// A file that gives the kernel no descriptor: its calls alone do what a test says.
+struct FaultyFile {
+    inner: Arc<dyn BlockFile>,
+    faults: Arc<DiskFaults>,
+}
+
+impl FaultyFile {
+    fn meet(&self, call: Call) -> io::Result<()> {
+        loop {
+            let fault = self.faults.calls.lock().get(&call).copied();
+            match fault {
+                None => return Ok(()),
+                Some(Disk::Holding) => thread::sleep(Duration::from_millis(1)),
+                Some(Disk::Failing) => return Err(io::Error::other("forced")),
+            }
+        }
+    }
+}
+
+impl BlockFile for FaultyFile {
+    fn read(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.meet(Call::Read)?;
+        self.inner.read(bytes, offset)
+    }
+
+    fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.meet(Call::Write)?;
+        self.inner.write(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.meet(Call::Sync)?;
+        self.inner.sync()
+    }
+
+    fn reserve(&self, from: u64, to: u64) -> io::Result<()> {
+        self.inner.reserve(from, to)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.inner.set_len(len)
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        self.inner.bytes()
+    }
+
+    fn is_direct(&self) -> bool {
+        self.inner.is_direct()
+    }
+
+    fn give_up_direct(&self) {
+        self.inner.give_up_direct();
     }
 }

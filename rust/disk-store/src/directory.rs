@@ -198,6 +198,10 @@ impl Directory {
         if let Some(manifest) = self.manifest()? {
             let checked = manifest.check(fingerprint, seed).and_then(|()| manifest.check_sizes(&fresh));
             checked.map_err(|why| OpenError::Mismatch { path: self.path.clone(), why })?;
+            if let Some(named) = &self.named {
+                // Whoever was writing another one has ended before it was whole.
+                remove(&named.directory, NEW_MANIFEST).map_err(|error| self.failed(error))?;
+            }
             return Ok(manifest);
         }
         self.check_foreign()?;
@@ -296,10 +300,7 @@ impl Directory {
         let Some(named) = &self.named else { return Ok(()) };
         self.check_foreign()?;
         for name in OURS {
-            match rustix::fs::unlinkat(&named.directory, name, AtFlags::empty()) {
-                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-                Err(error) => return Err(self.failed(error.into())),
-            }
+            remove(&named.directory, name).map_err(|error| self.failed(error))?;
         }
         self.sync()
     }
@@ -340,6 +341,14 @@ fn place(directory: impl AsFd, name: &str) -> io::Result<Option<(u64, u64)>> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(rustix::io::Errno::NOENT) => Ok(None),
         stat => Ok(Some(stat.map(|stat| (stat.st_dev, stat.st_ino))?)),
+    }
+}
+
+/// Removes a file, if it is there.
+fn remove(directory: impl AsFd, name: &str) -> io::Result<()> {
+    match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        removed => Ok(removed?),
     }
 }
 

@@ -3,9 +3,9 @@
 mod scene;
 
 use disk_store::directory::{DATA, ENTRIES, OURS};
-use disk_store::entry::Origin;
+use disk_store::entry::{Entry, Origin};
 use disk_store::store::{Block, Failure, Sync};
-use scene::{Kind, Scene, at, block, payload};
+use scene::{Kind, NUMBER, Scene, at, block, payload};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -13,11 +13,12 @@ const KINDS: [Kind; 3] = [Kind::Ring, Kind::Workers, Kind::Buffered];
 
 #[test]
 fn blocks_come_back_byte_for_byte_also_after_the_store_was_closed() {
-    // Less than a sector, what direct I/O takes, and one byte more; in memory that is aligned, and that is not.
-    for kind in KINDS {
-        for (block_bytes, shift) in [(100, 0), (8192, 0), (8192, 8), (8193, 0)] {
+    // Less than a sector, sectors that are no pages, what direct I/O takes, and one byte more; in memory that is
+    // aligned, and that is not; and where what follows it is another's.
+    for (kind, snug) in KINDS.iter().flat_map(|&kind| [(kind, false), (kind, true)]) {
+        for (block_bytes, shift) in [(100, 0), (1536, 0), (4608, 8), (8192, 0), (8192, 8), (8193, 0)] {
             let mut scene = Scene::new(kind, block_bytes, 8);
-            scene.shift = shift;
+            (scene.shift, scene.snug) = (shift, snug);
             let store = scene.open();
             for number in 0..6 {
                 assert_eq!(scene.write(&store, 5 - number, u64::from(number)), Ok(()));
@@ -77,6 +78,65 @@ fn of_two_entries_of_a_block_the_newer_holds() {
     assert_eq!(again.found.iter().map(|entry| entry.slot).collect::<Vec<_>>(), [1]);
 }
 
+/// The blocks whose entries are in the file, in the order of their slots.
+fn entries_of(scene: &Scene) -> Vec<u64> {
+    let bytes = std::fs::read(scene.path().join(ENTRIES)).unwrap();
+    let entry = |slot: u32| {
+        let at = scene.layout().entry_at(slot) as usize;
+        Entry::decode(NUMBER, slot, &bytes[at..at + scene.layout().entry_bytes()])
+    };
+    (0..scene.slots).filter_map(entry).map(|entry| entry.key.hash).collect()
+}
+
+#[test]
+fn a_block_that_comes_and_goes_takes_no_more_than_its_slot_and_leaves_no_entry() {
+    for kind in KINDS {
+        let mut scene = Scene::new(kind, 600, 4);
+        scene.sync = Sync::None;
+        let store = scene.open();
+        for (slot, number) in [(0, 1), (0, 1), (1, 2)] {
+            scene.write(&store, slot, number).unwrap(); // block 1 twice
+        }
+        let flush = || assert!(store.store.flush(Duration::from_secs(10)));
+        for _ in 0..100 {
+            scene.write(&store, 2, 3).unwrap();
+            flush();
+            assert_eq!(entries_of(&scene), [1, 2, 3]);
+            store.store.forget(2);
+            flush();
+            assert_eq!(entries_of(&scene), [1, 2]);
+            let bytes = |name| std::fs::metadata(scene.path().join(name)).unwrap().len();
+            assert_eq!(bytes(DATA) + bytes(ENTRIES), scene.layout().bytes());
+        }
+        assert_eq!(at(&store.store.counters().undurable), 0);
+        drop(store);
+        assert_eq!(scene.open().found.iter().map(|entry| entry.key.hash).collect::<Vec<_>>(), [1, 2]);
+    }
+}
+
+#[test]
+fn files_that_have_grown_are_cut_and_lose_nothing() {
+    let scene = Scene::new(Kind::Workers, 600, 3);
+    let store = scene.open();
+    (0..3).for_each(|number| scene.write(&store, number, u64::from(number)).unwrap());
+    drop(store);
+    for more in [1, 512, 20_000] {
+        for name in [DATA, ENTRIES] {
+            let path = scene.path().join(name);
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes.extend(vec![0xEE; more]);
+            std::fs::write(path, bytes).unwrap();
+        }
+        let store = scene.open();
+        assert_eq!(store.found.len(), 3);
+        for slot in 0..3 {
+            assert_eq!(scene.read(&store, slot, u64::from(slot)).unwrap(), payload(u64::from(slot), 600));
+        }
+        let bytes = |name| std::fs::metadata(scene.path().join(name)).unwrap().len();
+        assert_eq!(bytes(DATA) + bytes(ENTRIES), scene.layout().bytes());
+    }
+}
+
 #[test]
 fn a_slot_that_holds_something_else_is_a_miss_that_is_counted_and_forgotten() {
     for kind in KINDS {
@@ -94,29 +154,32 @@ fn a_slot_that_holds_something_else_is_a_miss_that_is_counted_and_forgotten() {
 
 #[test]
 fn no_changed_byte_of_a_block_is_ever_read() {
-    let scene = Scene::new(Kind::Ring, 1000, 3);
+    const BLOCK: usize = 9000;
+    const SLOT: usize = 3 * 4096;
+    let scene = Scene::new(Kind::Ring, BLOCK, 3);
     let store = scene.open();
     (0..3).for_each(|number| scene.write(&store, number, u64::from(number)).unwrap());
     drop(store);
     let path = scene.path().join(DATA);
     let whole = std::fs::read(&path).unwrap();
-    let mut harms: Vec<Vec<u8>> = (0..1000)
-        .step_by(37)
+    let mut harms: Vec<Vec<u8>> = (0..BLOCK)
+        .step_by(333)
         .map(|at| {
             let mut it = whole.clone();
-            it[4096 + at] ^= 1 << (at % 8);
+            it[SLOT + at] ^= 1 << (at % 8);
             it
         })
         .collect();
-    harms.push(whole[..4096 + 999].to_vec()); // cut off
-    harms.push([&whole[..4096], &[0; 4096], &whole[8192..]].concat()); // a page of zeros
-    harms.push([&whole[..4096], &whole[8192..], &whole[4096..8192]].concat()); // two blocks that have changed places
+    harms.push(whole[..SLOT + BLOCK - 1].to_vec()); // cut off
+    let page = SLOT + 4096;
+    harms.push([&whole[..page], &[0; 4096], &whole[page + 4096..]].concat()); // a page of zeros
+    harms.push([&whole[..SLOT], &whole[2 * SLOT..], &whole[SLOT..2 * SLOT]].concat()); // two have changed places
     for harm in harms {
         std::fs::write(&path, &harm).unwrap();
         let again = scene.open();
         assert_eq!(again.found.len(), 3, "the entries are whole");
         assert_eq!(scene.read(&again, 1, 1), Err(Failure::Damaged));
-        assert_eq!(scene.read(&again, 0, 0).unwrap(), payload(0, 1000));
+        assert_eq!(scene.read(&again, 0, 0).unwrap(), payload(0, BLOCK));
         drop(again);
         assert_eq!(scene.open().found.len(), 2, "it is not found again");
         // Back as it was.

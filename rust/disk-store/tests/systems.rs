@@ -15,7 +15,8 @@ const KINDS: [Kind; 3] = [Kind::Ring, Kind::Workers, Kind::Buffered];
 /// Blocks that are written are read, by the store that wrote them and by one that is opened again.
 fn holds_blocks(place: &Path) {
     for kind in KINDS {
-        for block_bytes in [700, 64 << 10] {
+        // Odd, sectors that are no pages, and pages.
+        for block_bytes in [701, 1536, 4608, 387 * 512, 64 << 10] {
             let scene = Scene::within(place, kind, block_bytes, 12);
             let store = scene.open();
             (0..12).for_each(|slot| assert_eq!(scene.write(&store, slot, u64::from(slot)), Ok(())));

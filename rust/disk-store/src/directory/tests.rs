@@ -158,6 +158,15 @@ fn a_manifest_that_was_written_is_found_again() {
     }
 }
 
+#[test]
+fn half_a_manifest_that_a_killed_process_left_is_removed_and_the_whole_one_holds() {
+    let (_parent, path) = place_of_store();
+    found(&Directory::open(&path).unwrap()).unwrap();
+    std::fs::write(path.join(NEW_MANIFEST), "{\"format\": 1, ").unwrap();
+    assert_eq!(found(&Directory::open(&path).unwrap()).unwrap(), manifest());
+    assert_eq!(names(&path), [LOCK, MANIFEST]);
+}
+
 /// As many bytes, but other secrets.
 fn other_secret(seed: &str) -> Manifest {
     Manifest { store: 78, secret: seed.into(), ..manifest() }

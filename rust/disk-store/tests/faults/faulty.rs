@@ -71,6 +71,7 @@ impl FaultyFile {
     /// The faults are gone.
     pub(crate) fn heal(&self) {
         self.faults.lock().unwrap().clear();
+        *self.descriptor.lock().unwrap() = None;
         self.changed.notify_all();
     }
 

@@ -41,14 +41,43 @@ fn a_block_that_cannot_be_read_is_a_miss_that_is_counted_and_removed() {
 fn a_block_that_cannot_be_written_is_refused_and_counted_and_others_are_written_after_it() {
     for (call, fault) in [(Call::Write, EIO), (Call::Write, ENOSPC), (Call::Reserve, ENOSPC)] {
         let mut rig = Rig::new(Kind::Workers, Sync::Batch);
-        rig.data.fail(call, fault);
-        assert!(is_io(&rig.write(0)), "{call:?}");
-        assert_eq!((rig.count(|it| &it.write_errors), rig.count(|it| &it.written)), (1, 0));
-        rig.data.heal();
-        assert_eq!(rig.read(0), Err(Failure::Damaged), "nothing is there");
-        assert_eq!((rig.write(0), rig.read(0)), (Ok(()), Ok(())));
-        assert_eq!(rig.again().found, [0]);
+        // The first write takes space for all slots.
+        let written = if call == Call::Reserve { vec![2] } else { vec![0, 2] };
+        for slot in 0..3 {
+            if !written.contains(&slot) {
+                rig.data.fail(call, fault);
+            }
+            assert_eq!(rig.write(slot).is_ok(), written.contains(&slot), "{call:?} {slot}");
+            rig.data.heal();
+        }
+        rig.flush();
+        let counted =
+            [rig.count(|it| &it.write_errors), rig.count(|it| &it.written), rig.count(|it| &it.durable)];
+        let there = written.len() as u64;
+        assert_eq!(counted, [3 - there, there, there]);
+        for slot in 0..3 {
+            assert_eq!(rig.read(slot).is_ok(), written.contains(&slot), "{call:?} {slot}");
+        }
+        let mut rig = rig.again();
+        assert_eq!(rig.found, written.iter().map(|&slot| u64::from(slot)).collect::<Vec<_>>());
+        assert_eq!((rig.write(1), rig.read(1)), (Ok(()), Ok(())));
     }
+}
+
+#[test]
+fn what_the_kernel_says_of_a_copy_is_its_end_and_the_ring_goes_on() {
+    let mut rig = Rig::new(Kind::Ring, Sync::Batch);
+    (0..2).for_each(|slot| rig.write(slot).unwrap());
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    rig.data.put_descriptor(full.into());
+    assert_eq!(rig.write(2), Err(Failure::Io("No space left on device (os error 28)".into())));
+    let directory = std::fs::File::open(rig.directory()).unwrap();
+    rig.data.put_descriptor(directory.into());
+    assert_eq!(rig.read(0), Err(Failure::Io("Is a directory (os error 21)".into())));
+    rig.data.heal();
+    assert_eq!((rig.count(|it| &it.write_errors), rig.count(|it| &it.read_errors)), (1, 1));
+    assert_eq!((rig.read(1), rig.write(3), rig.read(3)), (Ok(()), Ok(()), Ok(())));
+    assert_eq!(rig.again().found, [1, 3]);
 }
 
 #[test]

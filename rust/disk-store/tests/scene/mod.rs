@@ -31,6 +31,8 @@ pub(crate) struct Scene {
     pub(crate) sync: Sync,
     /// How far the memory of a block begins behind a page.
     pub(crate) shift: usize,
+    /// Whether what follows a block in memory is somebody else's.
+    pub(crate) snug: bool,
     directory: TempDir,
 }
 
@@ -55,7 +57,7 @@ impl Scene {
     /// A store in a directory of its own on some file system.
     pub(crate) fn within(place: &Path, kind: Kind, block_bytes: usize, slots: u32) -> Scene {
         let directory = tempfile::tempdir_in(place).unwrap();
-        Scene { kind, block_bytes, slots, sync: Sync::Batch, shift: 0, directory }
+        Scene { kind, block_bytes, slots, sync: Sync::Batch, shift: 0, snug: false, directory }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -92,9 +94,13 @@ impl Scene {
     pub(crate) fn read(&self, opened: &Opened, slot: u32, number: u64) -> Result<Vec<u8>, Failure> {
         let (sent, ended) = mpsc::channel();
         let mut pages = self.memory();
+        pages.bytes_mut().fill(0xEE);
         let memory = self.address(&mut pages);
         opened.store.read(slot, key(number), memory, Box::new(move |end| _ = sent.send(end)));
-        ended.recv().unwrap()?;
+        let end = ended.recv().unwrap();
+        let others = &pages.bytes()[self.shift + self.room()..];
+        assert!(others.iter().all(|&byte| byte == 0xEE), "more is written to than there was room for");
+        end?;
         Ok(pages.bytes()[self.shift..self.shift + self.block_bytes].to_vec())
     }
 
@@ -105,7 +111,11 @@ impl Scene {
     fn address(&self, pages: &mut Pages) -> Memory {
         let start = NonNull::from(&mut pages.bytes_mut()[self.shift..]).cast();
         // SAFETY: the test keeps the pages until the operation has ended.
-        unsafe { Memory::new(start, self.layout().slot_bytes()) }
+        unsafe { Memory::new(start, self.room()) }
+    }
+
+    fn room(&self) -> usize {
+        if self.snug { self.block_bytes } else { self.layout().slot_bytes() }
     }
 }
 

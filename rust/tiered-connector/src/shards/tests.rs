@@ -1,7 +1,8 @@
 use super::*;
-use crate::job::{Direction, JobId, UnitId};
+use crate::connector::{Offered, Refused, TieredConnector};
+use crate::job::{Direction, JobId, Offer, TierKey, UnitId};
 use crate::transfer::Handoff;
-use block_pool::{PageId, Step};
+use block_pool::{EvictionPolicy, PageId, Step};
 
 /// A mover that keeps what it is given, and says what it is told to say.
 #[derive(Clone, Default)]
@@ -121,4 +122,30 @@ fn memory_is_lost_with_one_shard_and_back_with_the_last() {
     // Came back before anybody asked.
     one.says(holds(&[5]));
     assert_eq!(shards.take_memory(), Some(holds(&[5])));
+}
+
+#[test]
+fn a_prefix_is_found_as_far_as_every_shard_holds_it() {
+    let ([one, other], shards) = two();
+    let tier = TieredConnector::with_mover(8, 32, EvictionPolicy::PriorityLru, Box::new(shards));
+    let blocks: Vec<(TierKey, PageId)> =
+        (0..8).map(|n| (TierKey { hash: n, guard: [n as u8; 16] }, PageId(n as u32 + 1))).collect();
+    let end = || [&one, &other].iter().for_each(|shard| shard.end(Outcome::Done));
+    let offers: Vec<Offer> = blocks.iter().copied().map(Offer::from).collect();
+    assert!(matches!(tier.offload(&offers, Step(0), None), Ok(Offered::Storing(_))));
+    end();
+    let keys = || blocks.iter().map(|&(key, _)| key);
+    assert_eq!(tier.leading(keys()), Ok((8, 0)));
+    // Block 5 lay in unit 5. The first shard has all that it had, and says nothing.
+    other.says(holds(&[0, 1, 2, 3, 4, 6, 7]));
+    assert_eq!(tier.leading(keys()), Ok((5, 0)));
+    assert_eq!(tier.metrics().index.lost, 1);
+    assert_eq!(tier.load(&blocks, Step(0), None).unwrap_err(), Refused::NotHere);
+    let loaded = tier.load(&blocks[..5], Step(0), None).unwrap();
+    let asked = [&one, &other].map(|shard| shard.tasks.lock()[0].job().units.clone());
+    assert_eq!(asked, [0, 1].map(|_| (0..5).map(UnitId).collect::<Vec<_>>()), "the same of both");
+    end();
+    assert_eq!(loaded.outcome(), Some(completion::Outcome::Done));
+    assert_eq!(tier.reserve(8).map(|units| units.len()).ok(), Some(8), "none is held by a copy");
+    tier.verify().unwrap();
 }

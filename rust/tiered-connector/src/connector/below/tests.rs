@@ -8,6 +8,8 @@ use completion::{Completion, Outcome as End};
 use std::io;
 use std::time::Duration;
 
+mod room;
+
 /// A vault that moves nothing until it is told to, in any order.
 struct Late {
     arena: Arc<Arena>,
@@ -140,6 +142,18 @@ fn below(connector: &TieredConnector) -> BelowMetrics {
     connector.metrics().below.unwrap()
 }
 
+/// Units that nobody reads or writes.
+fn free_units(scene: &Scene) -> u32 {
+    scene.connector.verify().unwrap();
+    scene.connector.inner.lock().index.available()
+}
+
+/// From now on blocks are below alone.
+fn host_forgets(scene: &Scene) {
+    scene.connector.verify().unwrap();
+    scene.connector.inner.lock().index.reset();
+}
+
 const DAMAGED: Failure = Failure::Damaged;
 
 #[test]
@@ -233,6 +247,26 @@ fn a_load_that_comes_after_a_fill_has_failed_is_refused() {
 }
 
 #[test]
+fn a_block_that_goes_between_a_look_up_and_its_load_takes_with_it_what_follows_and_not_what_leads_to_it() {
+    let (scene, vault) = holding(8, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    host_forgets(&scene);
+    assert_eq!(leading(&scene, &[1, 2, 3, 4, 5, 6, 7, 8]), (0, 8));
+    let other = load(&scene, &[(4, 15)]).unwrap();
+    vault.end(0, &[4], &DAMAGED);
+    assert!(matches!(other.wait(WAIT), Some(End::Failed(_))));
+    scene.fill(1, 0xee);
+    let blocks: Vec<(u64, u32)> = (1..=8).map(|number| (number, number as u32)).collect();
+    assert_eq!(load(&scene, &blocks).unwrap_err(), Refused::NotHere);
+    assert!(scene.is(1, 0xee) && vault.waiting().is_empty(), "nothing moves");
+    assert_eq!(leading(&scene, &[1, 2, 3, 4, 5, 6, 7, 8]), (0, 3));
+    let rest = load(&scene, &blocks[..3]).unwrap();
+    vault.end_all();
+    assert_eq!(rest.wait(WAIT), Some(End::Done));
+    assert!((1..=3).all(|number| scene.is(number, number as u8)));
+    assert_eq!(free_units(&scene), 8);
+}
+
+#[test]
 fn reads_that_were_given_up_leave_their_blocks_below() {
     let (scene, vault) = holding(2, &[1, 2, 3]);
     let failed = load(&scene, &[(1, 5)]).unwrap();
@@ -279,47 +313,6 @@ fn a_read_that_fails_after_a_reset_takes_nothing_of_what_was_stored_since() {
 }
 
 #[test]
-fn more_blocks_than_the_host_has_units_come_up_in_parts_and_nothing_gives_way_in_vain() {
-    let (scene, vault) = holding(3, &[1, 2, 3, 4, 5, 6]);
-    assert_eq!(leading(&scene, &[1, 2, 3, 4]), (1, 3));
-    assert_eq!(load(&scene, &[(1, 5), (2, 6), (3, 7), (4, 8)]).unwrap_err(), Refused::NotHere);
-    assert_eq!((leading(&scene, &[4, 5, 6]), vault.waiting().len()), ((3, 0), 0));
-    assert_eq!((loadable(&scene, &[1, 2, 3, 4]), loadable(&scene, &[4, 5, 6])), (3, 3));
-    assert_eq!(loadable(&scene, &[4, 5, 6, 1]), 3, "those that are read have the units");
-    let loaded = load(&scene, &[(1, 5), (2, 6), (3, 7)]).unwrap();
-    assert_eq!(loadable(&scene, &[4]), 0);
-    vault.end_all();
-    assert_eq!(loaded.wait(WAIT), Some(End::Done));
-}
-
-#[test]
-fn blocks_do_not_come_up_while_writes_have_the_units() {
-    let (scene, vault) = holding(2, &[1, 2, 3]);
-    scene.store(&[4]);
-    assert_eq!(below(&scene.connector).writing, 1);
-    let held = scene.connector.reserve(1).unwrap();
-    assert_eq!((leading(&scene, &[1]), loadable(&scene, &[1])), ((0, 1), 0));
-    assert_eq!(load(&scene, &[(1, 5)]).unwrap_err(), Refused::NotHere);
-    vault.end_all();
-    assert_eq!(below(&scene.connector).writing, 0);
-    assert_eq!(loadable(&scene, &[1]), 1);
-    scene.connector.free_private(&held);
-}
-
-#[test]
-fn writes_have_half_of_the_units_at_most_and_what_is_too_much_is_dropped() {
-    let (scene, vault) = scene(4, 16);
-    scene.store(&[1, 2, 3]);
-    assert_eq!((below(&scene.connector).writing, below(&scene.connector).dropped_busy), (2, 1));
-    scene.store(&[4]);
-    assert_eq!((below(&scene.connector).writing, below(&scene.connector).dropped_busy), (2, 2));
-    scene.store(&[5, 6]);
-    assert_eq!(leading(&scene, &[1, 2, 5, 6]), (4, 0), "what is being written stays");
-    vault.end_all();
-    assert_eq!((below(&scene.connector).writing, below(&scene.connector).blocks), (0, 2));
-}
-
-#[test]
 fn of_blocks_that_are_written_together_each_may_fail_alone() {
     let (scene, vault) = scene(6, 16);
     scene.store(&[1, 2, 3]);
@@ -327,7 +320,8 @@ fn of_blocks_that_are_written_together_each_may_fail_alone() {
     vault.end(0, &[2], &Failure::Io("no space".into()));
     let counted = below(&scene.connector);
     assert_eq!((counted.blocks, counted.index.stored, counted.index.unstored), (2, 2, 1));
-    scene.connector.inner.lock().index.reset();
+    assert_eq!((counted.writing, scene.connector.below_bytes()), (0, (14 * PAGE as u64, 16 * PAGE as u64)));
+    host_forgets(&scene);
     assert_eq!([1, 2, 3].map(|number| leading(&scene, &[number])), [(0, 1), (0, 0), (0, 1)]);
 }
 
@@ -393,7 +387,7 @@ fn blocks_that_are_used_on_the_device_stay_below_longer_than_others() {
     scene.connector.touch(&[key(1).hash, key(2).hash]);
     store(4);
     store(5);
-    scene.connector.inner.lock().index.reset();
+    host_forgets(&scene);
     let there = [1, 2, 3, 4, 5].map(|number| leading(&scene, &[number]).1);
     assert_eq!(there, [1, 0, 0, 1, 1], "3 was not used, and the end of a prefix goes before its beginning");
 }
@@ -409,6 +403,6 @@ fn what_was_used_before_a_reset_says_nothing_of_what_comes_after_it() {
         vault.end_all();
         scene.connector.verify().unwrap();
     }
-    scene.connector.inner.lock().index.reset();
+    host_forgets(&scene);
     assert_eq!([1, 2, 3].map(|number| leading(&scene, &[number]).1), [0, 1, 1]);
 }
