@@ -85,7 +85,9 @@ impl Ledger {
         let sequence = self.sequence(slot)?;
         let row = &sequence.row(GroupId::FIRST).pages;
         let pages = match first.checked_add(count).and_then(|end| row.get(first..end)) {
-            Some(pages) if !pages.is_empty() && !sequence.dummy => pages.to_vec(),
+            Some(pages) if !pages.is_empty() && !pages.contains(&PageId::NULL) && !sequence.dummy => {
+                pages.to_vec()
+            }
             _ => {
                 return Err(LedgerError::OutOfRange {
                     name: "blocks",

@@ -4,8 +4,8 @@
 //! So a wrong page, a stale page and a page written too early all show as a wrong number.
 
 use block_hash::Token;
-use block_pool::{PageId, Step};
-use cache_manager::{CopyJob, PageCopy};
+use block_pool::{GroupId, PageId, Step};
+use cache_manager::{CopyJob, GroupKind, LedgerConfig, PageCopy};
 use std::collections::VecDeque;
 
 /// The KV of the token after the prefix whose last KV is `before`.
@@ -16,14 +16,33 @@ pub(crate) fn kv_after(before: u64, token: Token) -> u64 {
 
 /// One request's part of a forward, as launched: what it was told, and what is right.
 pub(crate) struct Work {
+    /// KV of every token up to the last that is computed.
+    pub(crate) kv: Vec<u64>,
+    /// Tokens computed: the last ones.
+    pub(crate) computed: usize,
+    /// Where its KV lies in each group.
+    pub(crate) groups: Vec<Cells>,
+}
+
+/// What a request was told of a group's memory.
+pub(crate) struct Cells {
     /// Page of each block, from the block table.
     pub(crate) row: Vec<u32>,
     /// Cells of the computed tokens, from the slot mapping.
     pub(crate) written: Vec<usize>,
-    /// KV of every token that the forward reads; the computed ones are the last.
-    pub(crate) kv: Vec<u64>,
     /// Cells of drafts, wrong ones among them, that the forward and the drafter write and nobody reads.
     pub(crate) guessed: Vec<usize>,
+}
+
+/// Whether the token at position `query` reads the one at `key`, by the definition of each kind.
+fn reads(kind: GroupKind, query: usize, key: usize) -> bool {
+    match kind {
+        GroupKind::Full => key <= query,
+        GroupKind::Window { window, sinks } => {
+            key <= query && (key < sinks as usize || query - key < window as usize)
+        }
+        GroupKind::Chunked { chunk } => key <= query && query / chunk as usize == key / chunk as usize,
+    }
 }
 
 /// A forward, with the page copies that go before it.
@@ -38,7 +57,9 @@ const WRONG: u64 = 0x0BAD;
 
 pub(crate) struct Device {
     page_size: usize,
-    cells: Vec<u64>,
+    kinds: Vec<GroupKind>,
+    /// Of each group.
+    cells: Vec<Vec<u64>>,
     /// Forwards launched and not run yet, one a step.
     stream: VecDeque<Forward>,
     /// Every forward up to this step has run: its fence is signalled.
@@ -46,10 +67,19 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(pages: u32, page_size: u32) -> Device {
-        let page_size = page_size as usize;
-        let cells = vec![0; (pages as usize + 1) * page_size];
-        Device { page_size, cells, stream: VecDeque::new(), fence: Step(0) }
+    pub(crate) fn new(config: &LedgerConfig) -> Device {
+        let page_size = config.page_size as usize;
+        let cells = config.groups.iter().map(|group| vec![0; (group.pages as usize + 1) * page_size]);
+        let kinds = config.groups.iter().map(|group| group.kind).collect();
+        Device { page_size, kinds, cells: cells.collect(), stream: VecDeque::new(), fence: Step(0) }
+    }
+
+    pub(crate) fn widen_windows(&mut self) {
+        for kind in &mut self.kinds {
+            if let GroupKind::Window { window, .. } = kind {
+                *window += 1;
+            }
+        }
     }
 
     pub(crate) fn fence(&self) -> Step {
@@ -65,37 +95,49 @@ impl Device {
     }
 
     /// Runs the oldest forward launched: copies pages in order, writes the KV of all computed tokens and
-    /// drafts, then reads every row.
+    /// drafts, then reads of every row what its computed tokens read.
     pub(crate) fn run_one(&mut self) -> Result<(), String> {
         let Some(Forward { step, copies, batch }) = self.stream.pop_front() else { return Ok(()) };
-        for PageCopy { source, destination, .. } in copies {
+        for PageCopy { group, source, destination } in copies {
             let start = source.index() * self.page_size;
-            self.cells.copy_within(start..start + self.page_size, destination.index() * self.page_size);
+            let cells = &mut self.cells[group.index()];
+            cells.copy_within(start..start + self.page_size, destination.index() * self.page_size);
         }
         for work in &batch {
-            work.guessed.iter().for_each(|&cell| self.cells[cell] = WRONG);
-            let computed = &work.kv[work.kv.len() - work.written.len()..];
-            for (&cell, &kv) in work.written.iter().zip(computed) {
-                self.cells[cell] = kv;
+            let computed = &work.kv[work.kv.len() - work.computed..];
+            for (told, cells) in work.groups.iter().zip(&mut self.cells) {
+                told.guessed.iter().for_each(|&cell| cells[cell] = WRONG);
+                told.written.iter().zip(computed).for_each(|(&cell, &kv)| cells[cell] = kv);
             }
         }
         for work in &batch {
-            for (token, &kv) in work.kv.iter().enumerate() {
-                let page = PageId(work.row[token / self.page_size]);
-                if self.page(page)[token % self.page_size] != kv {
-                    return Err(format!(
-                        "the forward of step {} reads wrong KV at token {token} on {page}",
-                        step.0
-                    ));
-                }
+            for group in 0..self.kinds.len() {
+                self.read(work, GroupId(group as u8)).map_err(|what| {
+                    format!("the forward of step {} reads wrong KV in group {group} at {what}", step.0)
+                })?;
             }
         }
         self.fence = step;
         Ok(())
     }
 
-    fn page(&self, page: PageId) -> &[u64] {
-        &self.cells[page.index() * self.page_size..][..self.page_size]
+    fn read(&self, work: &Work, group: GroupId) -> Result<(), String> {
+        let kind = self.kinds[group.index()];
+        let len = work.kv.len();
+        for (token, &kv) in work.kv.iter().enumerate() {
+            if !(len - work.computed..len).any(|query| reads(kind, query, token)) {
+                continue;
+            }
+            let page = PageId(work.groups[group.index()].row[token / self.page_size]);
+            if self.page(group, page)[token % self.page_size] != kv {
+                return Err(format!("token {token} on {page}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn page(&self, group: GroupId, page: PageId) -> &[u64] {
+        &self.cells[group.index()][page.index() * self.page_size..][..self.page_size]
     }
 }
 
@@ -108,7 +150,7 @@ struct Copy {
 
 impl Copy {
     fn check(&self, device: &Device) -> Result<(), String> {
-        let cells = self.job.pages.iter().flat_map(|&page| device.page(page));
+        let cells = self.job.pages.iter().flat_map(|&page| device.page(GroupId::FIRST, page));
         match cells.zip(&self.expected).position(|(found, expected)| found != expected) {
             Some(token) => Err(format!("copy {} moves wrong KV at its token {token}", self.job.id.0)),
             None => Ok(()),

@@ -1,11 +1,12 @@
 //! A random engine: it makes legal calls in any order, steps overlapped, and checks the books after each.
 
 use crate::common::{claim, config, finish_copies, salted};
-use crate::device::{Device, Mover, Work, kv_after};
+use crate::device::{Cells, Device, Mover, Work, kv_after};
 use block_hash::Token;
 use block_pool::{GroupId, PageId, Step};
 use cache_manager::{
-    CopyEnd, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId, VarlenTables,
+    CopyEnd, Group, GroupKind, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId,
+    VarlenTables,
 };
 use std::collections::VecDeque;
 
@@ -80,8 +81,9 @@ pub(crate) struct Driver {
     live: Vec<Live>,
     /// Results due for requests that were released.
     orphans: Vec<(SlotId, VecDeque<Vec<Token>>)>,
-    memory: RowMemory,
-    table: Vec<u32>,
+    /// Of each group.
+    memory: Vec<RowMemory>,
+    tables: Vec<Vec<u32>>,
     columns: usize,
     /// Whether prompt chunks are delivered when they are launched, not when they have run.
     eager: bool,
@@ -105,15 +107,46 @@ impl Driver {
             reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
             ..config(5 + random.below(16) as u32)
         };
-        let columns = config.groups[0].pages as usize;
+        Driver::with(config, random, mover)
+    }
+
+    /// One to four groups of any kind.
+    pub(crate) fn with_groups(seed: u64, mover: Mover) -> Driver {
+        let mut random = Random(seed);
+        let groups = (0..=random.below(4)).map(|_| Group {
+            kind: match random.below(4) {
+                0 => GroupKind::Full,
+                1 => GroupKind::Chunked { chunk: 1 + random.below(20) as u32 },
+                _ => GroupKind::Window {
+                    window: 1 + random.below(16) as u32,
+                    sinks: random.below(2) as u32 * random.below(6) as u32,
+                },
+            },
+            pages: 5 + random.below(20) as u32,
+        });
+        let groups = groups.collect();
+        let config = LedgerConfig {
+            page_size: 1 + random.below(4) as u32,
+            groups,
+            on_duplicate: if random.one_in(2) { OnDuplicate::Private } else { OnDuplicate::Adopt },
+            reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
+            max_seq_len: Some(1000),
+            ..config(1)
+        };
+        Driver::with(config, random, mover)
+    }
+
+    fn with(config: LedgerConfig, mut random: Random, mover: Mover) -> Driver {
+        let columns = config.max_blocks_per_request(3) as usize;
+        let groups = config.groups.len();
         Driver {
-            device: Device::new(config.groups[0].pages, config.page_size),
+            device: Device::new(&config),
             ledger: Ledger::new(config),
             mover,
             live: Vec::new(),
             orphans: Vec::new(),
-            memory: RowMemory::default(),
-            table: vec![0; MOST_LIVE * columns],
+            memory: (0..groups).map(|_| RowMemory::default()).collect(),
+            tables: vec![vec![0; MOST_LIVE * columns]; groups],
             columns,
             eager: random.one_in(2),
             copies_pages: true,
@@ -125,6 +158,18 @@ impl Driver {
     pub(crate) fn without_page_copies(mut self) -> Driver {
         self.copies_pages = false;
         self
+    }
+
+    /// The broken variant: layers with windows of one token more than the ledger knows of.
+    pub(crate) fn reading_one_more(mut self) -> Driver {
+        self.device.widen_windows();
+        self
+    }
+
+    /// Tokens that were found in the cache.
+    pub(crate) fn reused_tokens(&self) -> u64 {
+        let counters = self.ledger.counters();
+        counters.reused_tokens + counters.late_reused_tokens
     }
 
     /// Makes `calls` random calls, then lets everything in flight end.
@@ -249,7 +294,7 @@ impl Driver {
         let page_size = self.ledger.config().page_size as usize;
         let live = &mut self.live[index];
         let active = self.ledger.position(live.slot).map_or(0, |position| position.active as usize);
-        let drafts = work.written.len() - active;
+        let drafts = work.computed - active;
         let moved: usize = live.out.iter().map(|out| out.sampled.len().saturating_sub(1)).sum();
         let end = work.kv.len() - drafts + moved;
         let start = end - active;
@@ -264,43 +309,57 @@ impl Driver {
         // Drafts that were right have KV now; the drafter writes as many again behind them.
         let computed = end + sampled.len().saturating_sub(1);
         let guessed_to = if sampled.is_empty() { computed } else { end + 2 * live.drafts };
-        let cell =
-            |position: usize| work.row[position / page_size] as usize * page_size + position % page_size;
-        let written: Vec<usize> = (start..computed).map(cell).collect();
-        let guessed: Vec<usize> = (computed..guessed_to).map(cell).collect();
-        if moved == 0 && work.written.iter().zip((start..).map(cell)).any(|(&given, own)| given != own) {
-            return Err(format!("the slot mapping of slot {} is not its row's", live.slot.0));
+        let mut groups = Vec::new();
+        for told in work.groups {
+            let cell =
+                |position: usize| told.row[position / page_size] as usize * page_size + position % page_size;
+            if moved == 0 && told.written.iter().zip((start..).map(cell)).any(|(&given, own)| given != own) {
+                return Err(format!("the slot mapping of slot {} is not its row's", live.slot.0));
+            }
+            let written: Vec<usize> = (start..computed).map(cell).collect();
+            let guessed: Vec<usize> = (computed..guessed_to).map(cell).collect();
+            groups.push(Cells { row: told.row, written, guessed });
         }
         let kv = live.kv[..computed].to_vec();
         live.planned = false;
         live.out.push_back(Out { step: step.0, end, sampled });
-        let work = Work { row: work.row, written, kv, guessed };
+        let work = Work { kv, computed: computed - start, groups };
         self.check_tables(index, &work)?;
         Ok(work)
     }
 
-    /// The batch's block table and slot mapping; the right KV is not filled in yet.
+    /// The batch's block tables and slot mappings; the right KV is not filled in yet.
     fn tables(&mut self, batch: &[SlotId]) -> Result<Vec<Work>, LedgerError> {
         let shape = self.ledger.batch_shape(batch)?;
-        self.ledger.write_rows(GroupId::FIRST, batch, &mut self.memory, &mut self.table, self.columns)?;
         let mut lengths = vec![0; batch.len()];
         let mut starts = vec![0; batch.len() + 1];
-        let mut mapping = vec![0; shape.total_active as usize];
-        let mut tables =
-            VarlenTables { seq_lens: &mut lengths, slot_mapping: &mut mapping, query_start_loc: &mut starts };
-        self.ledger.write_varlen(GroupId::FIRST, batch, &mut tables)?;
-        let rows = self.table.chunks_exact(self.columns);
-        let work = rows.zip(&lengths).zip(starts.windows(2)).map(|((row, &length), tokens)| Work {
-            row: row.to_vec(),
-            written: mapping[unsigned(tokens[0])..unsigned(tokens[1])]
-                .iter()
-                .copied()
-                .map(unsigned)
-                .collect(),
-            kv: vec![0; unsigned(length)],
-            guessed: Vec::new(),
-        });
-        Ok(work.collect())
+        let mut work = Vec::new();
+        for (group, (memory, table)) in self.memory.iter_mut().zip(&mut self.tables).enumerate() {
+            let group = GroupId(group as u8);
+            self.ledger.write_rows(group, batch, memory, table, self.columns)?;
+            let mut mapping = vec![0; shape.total_active as usize];
+            let mut tables = VarlenTables {
+                seq_lens: &mut lengths,
+                slot_mapping: &mut mapping,
+                query_start_loc: &mut starts,
+            };
+            self.ledger.write_varlen(group, batch, &mut tables)?;
+            let spans = starts.windows(2).map(|tokens| unsigned(tokens[0])..unsigned(tokens[1]));
+            if work.is_empty() {
+                let kv = lengths.iter().map(|&length| vec![0; unsigned(length)]);
+                let empty = |(kv, span): (Vec<u64>, std::ops::Range<usize>)| Work {
+                    kv,
+                    computed: span.len(),
+                    groups: Vec::new(),
+                };
+                work.extend(kv.zip(spans.clone()).map(empty));
+            }
+            for ((work, row), span) in work.iter_mut().zip(table.chunks_exact(self.columns)).zip(spans) {
+                let written = mapping[span].iter().copied().map(unsigned).collect();
+                work.groups.push(Cells { row: row.to_vec(), written, guessed: Vec::new() });
+            }
+        }
+        Ok(work)
     }
 
     /// A row is the request's pages and then null pages, also in memory that held another row before. A
@@ -309,16 +368,19 @@ impl Driver {
     fn check_tables(&self, index: usize, work: &Work) -> Result<(), String> {
         let page_size = self.ledger.config().page_size as usize;
         let Live { slot, forked, .. } = self.live[index];
-        let pages = self.ledger.pages(slot, GroupId::FIRST).map_err(|error| error.to_string())?;
-        let cells = pages.iter().copied().chain(std::iter::repeat(PageId::NULL));
-        if work.row.iter().zip(cells).any(|(&cell, page)| cell != page.0) {
-            return Err(format!("the row of slot {} is not its pages", slot.0));
-        }
-        let pool = self.ledger.pool();
-        for &cell in work.written.iter().chain(&work.guessed) {
-            let page = PageId((cell / page_size) as u32);
-            if pool.refs(page) == 0 || (pool.refs(page) > 1 && !forked) || pool.node(page).is_some() {
-                return Err(format!("a forward writes to {page}, which others read"));
+        for (group, told) in work.groups.iter().enumerate() {
+            let group = GroupId(group as u8);
+            let pages = self.ledger.pages(slot, group).map_err(|error| error.to_string())?;
+            let cells = pages.iter().copied().chain(std::iter::repeat(PageId::NULL));
+            if told.row.iter().zip(cells).any(|(&cell, page)| cell != page.0) {
+                return Err(format!("the row of slot {} is not its pages", slot.0));
+            }
+            let pool = &self.ledger.pools()[group];
+            for &cell in told.written.iter().chain(&told.guessed) {
+                let page = PageId((cell / page_size) as u32);
+                if pool.refs(page) == 0 || (pool.refs(page) > 1 && !forked) || pool.node(page).is_some() {
+                    return Err(format!("a forward writes to {page}, which others read"));
+                }
             }
         }
         Ok(())
@@ -441,7 +503,7 @@ impl Driver {
         let Some(index) = self.pick() else { return Ok(()) };
         let live = &self.live[index];
         let held = self.ledger.pages(live.slot, GroupId::FIRST).map_err(|error| error.to_string())?.len();
-        if held == 0 {
+        if held == 0 || self.ledger.config().groups[0].kind != GroupKind::Full {
             return Ok(());
         }
         let first = self.random.below(held);
@@ -494,8 +556,9 @@ impl Driver {
             self.finish_copy()?;
         }
         self.ledger.verify().map_err(|fault| fault.to_string())?;
-        let pool = self.ledger.pool();
-        if pool.available() == pool.total() { Ok(()) } else { Err("pages are lost at the end".into()) }
+        let pools = self.ledger.pools();
+        let is_whole = |group| pools[group].available() == pools[group].total();
+        if pools.groups().all(is_whole) { Ok(()) } else { Err("pages are lost at the end".into()) }
     }
 
     fn check_logs(&self) -> Result<(), String> {
