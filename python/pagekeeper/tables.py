@@ -34,6 +34,7 @@ __all__ = [
     "MaxTables",
     "TableWriter",
     "Tables",
+    "TensorRTTables",
     "VllmTables",
     "write_block_offsets",
 ]
@@ -107,6 +108,22 @@ class FlashInferTables:
     qo_indptr: Table
     max_query_len: int
     max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRTTables:
+    """The block offsets of TensorRT-LLM kernels for one pool, as `copy_block_offsets` writes them.
+
+    Attributes:
+        block_offsets: an entry for each field, keys first, of each block; int32 [batch, 2, blocks]. All ones
+            where there is no page. Pages that hold keys alone have entries for keys alone.
+        seq_lens: tokens after this forward; int32 [batch].
+        query_start_loc: where each request's computed tokens begin; int32 [batch + 1].
+    """
+
+    block_offsets: Table
+    seq_lens: Table
+    query_start_loc: Table
 
 
 Tables: TypeAlias = MaxTables | VllmTables | FlashInferTables

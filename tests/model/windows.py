@@ -1,0 +1,58 @@
+"""Which tokens a token sees, by the kind of its layer, and what follows from that for blocks.
+
+All of it is asked of the mask, token by token. The closed forms that the cache computes with are held to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every token before it and itself."""
+
+    def sees(self, query: Any, token: Any) -> Any:
+        """Whether the token at `query` sees the one at `token`: positions, or numpy arrays of them."""
+        return token <= query
+
+
+@dataclass(frozen=True)
+class Window:
+    """The last `tokens`, itself among them, and the first `sinks` of the sequence."""
+
+    tokens: int
+    sinks: int = 0
+
+    def sees(self, query: Any, token: Any) -> Any:
+        return (token <= query) & ((query - token < self.tokens) | (token < self.sinks))
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """Those of its own chunk up to itself: the sequence is cut into chunks of `tokens`."""
+
+    tokens: int
+
+    def sees(self, query: Any, token: Any) -> Any:
+        return (token <= query) & (query // self.tokens == token // self.tokens)
+
+
+Kind: TypeAlias = Full | Window | Chunked
+
+
+def needed_blocks(kind: Kind, e: int, page_size: int) -> set[int]:
+    """The blocks that must be there to compute the token at position `e`; its own is one of them."""
+    return {token // page_size for token in range(e + 1) if kind.sees(e, token)}
+
+
+def is_usable(kind: Kind, present: Set[int], blocks: int, page_size: int) -> bool:
+    """Whether a request may start behind a prefix of so many blocks, of which `present` are there."""
+    return needed_blocks(kind, blocks * page_size, page_size) - {blocks} <= present
+
+
+def blocks_behind(kind: Kind, n: int, page_size: int) -> set[int]:
+    """The full blocks that no token from position `n` on will see: those that `n` itself does not."""
+    return set(range(n // page_size)) - needed_blocks(kind, n, page_size)
