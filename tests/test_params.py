@@ -1,6 +1,7 @@
 """Parameters of a cache: what they accept, what they are kept as, and what follows from them."""
 
 import dataclasses
+import inspect
 import pickle
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from pagekeeper.dtypes import DType
-from pagekeeper.params import KVCacheParams, MHAKVCacheParams
+from pagekeeper.params import FullAttention, KVCacheParams, MHAKVCacheParams
 
 SEED = "0123456789abcdef" * 4
 WHOLE = r"a whole number from 1 to 2\*\*31 - 1"
@@ -27,6 +28,10 @@ def test_only_the_geometry_has_to_be_given() -> None:
         "n_kv_heads": 8,
         "head_dim": 128,
         "num_layers": 32,
+        "kind": {},
+        "kvcache_quant_config": None,
+        "indexer": None,
+        "allow_kv_head_replication": False,
         "page_size": 128,
         "devices": ("cpu",),
         "data_parallel_degree": 1,
@@ -59,7 +64,8 @@ def test_shape_and_bytes_of_a_page_follow_from_the_geometry(
     dtype: str, page_shape: tuple[int, ...], bytes_per_page: int, bytes_per_token: int
 ) -> None:
     params = make(dtype=dtype)
-    assert (params.page_shape, params.bytes_per_page, params.bytes_per_token) == (
+    (kv,) = params.page_layout.regions
+    assert (kv.shape, params.bytes_per_page, params.bytes_per_token) == (
         page_shape,
         bytes_per_page,
         bytes_per_token,
@@ -76,7 +82,8 @@ def test_the_head_dimension_is_given_and_not_derived_from_a_hidden_size() -> Non
 @pytest.mark.parametrize("dtype", DType)
 def test_a_torch_tensor_of_the_page_shape_has_the_bytes_of_a_page(dtype: DType) -> None:
     params = make(dtype=dtype, n_kv_heads=3, head_dim=6, page_size=5)
-    assert torch.empty(params.page_shape, dtype=dtype.to_torch()).nbytes == params.bytes_per_page
+    (kv,) = params.page_layout.regions
+    assert torch.empty(kv.shape, dtype=dtype.to_torch()).nbytes == params.bytes_per_page
 
 
 def test_equal_parameters_in_other_spellings_are_equal_and_hash_alike() -> None:
@@ -160,6 +167,13 @@ def test_an_unknown_argument_is_a_type_error_that_names_it() -> None:
         make(enable_partial_reuse=False)
 
 
+def test_the_signature_names_every_argument() -> None:
+    arguments = inspect.signature(MHAKVCacheParams).parameters
+    assert list(arguments)[:5] == ["dtype", "n_kv_heads", "head_dim", "num_layers", "kind"]
+    assert (arguments["page_size"].default, arguments["kv_connector_config"].default) == (128, None)
+    assert {argument.kind for argument in arguments.values()} == {inspect.Parameter.KEYWORD_ONLY}
+
+
 def test_missing_geometry_is_a_type_error_that_names_it() -> None:
     with pytest.raises(TypeError, match="head_dim"):
         MHAKVCacheParams(dtype="float32", n_kv_heads=8, num_layers=2)  # type: ignore[call-arg]
@@ -167,7 +181,7 @@ def test_missing_geometry_is_a_type_error_that_names_it() -> None:
 
 def test_the_base_class_is_no_cache_of_its_own() -> None:
     with pytest.raises(TypeError, match="abstract"):
-        KVCacheParams(dtype="float32", num_layers=2)  # type: ignore[abstract]
+        KVCacheParams(num_layers=2, kind=FullAttention())  # type: ignore[abstract]
 
 
 def test_parameters_cannot_be_changed() -> None:

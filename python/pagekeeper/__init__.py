@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from pagekeeper.events import BlockIndex, EventSnapshot
     from pagekeeper.hashing import hash_blocks, hash_blocks_batch
     from pagekeeper.manager import PagedKVCacheManager
-    from pagekeeper.params import EvictionPolicy, KVCacheParams, MHAKVCacheParams
+    from pagekeeper.params import (
+        EvictionPolicy,
+        KVCacheParams,
+        MHAKVCacheParams,
+        MLAKVCacheParams,
+        cache_dtype_for_encoding,
+    )
     from pagekeeper.retention import RetentionConfig, TokenRangeRetention
     from pagekeeper.tables import KVCacheInputs
     from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
@@ -55,6 +61,7 @@ _HOMES = {
     "KVLoadRefused": "errors",
     "LedgerCorruptError": "errors",
     "MHAKVCacheParams": "params",
+    "MLAKVCacheParams": "params",
     "PagedKVCacheManager": "manager",
     "PrefixReuseSummary": "counts",
     "RequestID": "context",
@@ -63,6 +70,7 @@ _HOMES = {
     "TextContext": "_native",
     "TokenBuffer": "context",
     "TokenRangeRetention": "retention",
+    "cache_dtype_for_encoding": "params",
     "hash_blocks": "hashing",
     "hash_blocks_batch": "hashing",
 }
@@ -88,6 +96,7 @@ __all__ = [
     "KVLoadRefused",
     "LedgerCorruptError",
     "MHAKVCacheParams",
+    "MLAKVCacheParams",
     "PagedKVCacheManager",
     "PrefixReuseSummary",
     "RequestID",
@@ -96,6 +105,7 @@ __all__ = [
     "TextContext",
     "TokenBuffer",
     "TokenRangeRetention",
+    "cache_dtype_for_encoding",
     "hash_blocks",
     "hash_blocks_batch",
 ]

@@ -65,12 +65,13 @@ def revise(
 
 def _fingerprint(params: KVCacheParams, model_name: str, weights_revision: str) -> dict[str, str]:
     """What has to agree before one cache may use the blocks of another."""
+    regions = params.page_layout.regions
     return {
         "model": model_name,
         "weights_revision": weights_revision,
-        "dtype": params.dtype.value,
+        "dtype": " + ".join(region.dtype for region in regions),
         "page_size": str(params.page_size),
-        "page_shape": " x ".join(map(str, params.page_shape)),
+        "page_shape": " + ".join(" x ".join(map(str, region.shape)) for region in regions),
         "hash": f"{params.kv_hash_algo}, format 1",
         "shards": "1",
     }

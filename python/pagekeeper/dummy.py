@@ -266,7 +266,7 @@ class DummyKVCache(PagedKVCacheManager):
     def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
         return 0
 
-    def get_buffers(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
+    def get_buffers(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
         raise ValueError("there is no pool: a DummyKVCache has none")
 
     def pages_view(self) -> torch.Tensor:

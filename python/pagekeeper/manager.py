@@ -16,7 +16,7 @@ from pagekeeper.hashing import resolve_seed
 from pagekeeper.native_tiers import NativeTiers, tiered_connector
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.page_calls import PageCalls
-from pagekeeper.params import KVCacheParams, whole_number
+from pagekeeper.params import FullAttention, KVCacheParams, whole_number
 from pagekeeper.pause_calls import PauseCalls
 from pagekeeper.pools import Pool, pool_for, usable_pages
 from pagekeeper.prefix_calls import PrefixCalls
@@ -60,9 +60,10 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
         allocate_pools: False gives the ledger and tables without memory of our own; torch is not imported.
-        buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim],
-            or of numpy arrays, uint8 [pages + 1, ...] of any strides, which need no torch. A page is its
-            bytes in all arrays; of pools that are layer first give views whose first axis is the page.
+        buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim]
+            (of one for each region of `params.page_layout`, [pages + 1, *shape]), or of numpy arrays, uint8
+            [pages + 1, ...] of any strides, which need no torch. A page is its bytes in all arrays; of pools
+            that are layer first give views whose first axis is the page.
         model_name: whose KV it is: for a disk tier with a directory, which needs it, and for log messages.
         weights_revision: which weights' KV it is, likewise; `reset_prefix_cache` may change it.
         connector: keeps blocks beyond the device. None: what `params.kv_connector_config` says.
@@ -91,6 +92,8 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
     ) -> None:
         if not isinstance(params, KVCacheParams):
             raise TypeError(f"params: got {type(params).__name__}, must be a KVCacheParams")
+        if not isinstance(params.kind, FullAttention):
+            raise ValueError(f"params.kind={params.kind}: is not there yet; must be FullAttention()")
         pages = usable_pages(params, total_num_pages, available_bytes)
         if max_batch_size is None:
             raise ValueError("max_batch_size: missing; most requests of one replica in runtime_inputs")

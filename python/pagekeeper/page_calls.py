@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pagekeeper._native import Ledger
-from pagekeeper.calls import Batch, Request, check_group
+from pagekeeper.calls import Batch, Request, check_group, text
 from pagekeeper.params import KVCacheParams
 from pagekeeper.pools import Layout, Pool
 from pagekeeper.tables import write_block_offsets
@@ -62,7 +62,8 @@ class PageCalls:
         """Writes a request's row of a TensorRT-LLM block-offset table.
 
         The entry of a page is `page * layers * 2 + field` (0 keys, 1 values), as in block-first pools; the
-        kernels add the layer. Cells without a page are all ones.
+        kernels add the layer. Pages that hold no values (`MLAKVCacheParams`) have one field, `page * layers`.
+        Cells without a page are all ones.
 
         Args:
             out: int32 [1 pool, rows, 2 fields, blocks].
@@ -73,30 +74,34 @@ class PageCalls:
             The number of blocks.
 
         Raises:
-            ValueError: a page size that is 1 or no power of two, a table that is too small, or an entry over
-                2**31 - 1.
+            ValueError: a page size that is 1 or no power of two, layers that differ, a table that is too
+                small, or an entry over 2**31 - 1.
         """
         return write_block_offsets(out, slot, self._core.pages_of(ctx, 0), self.params)
 
-    def get_buffers(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
+    def get_buffers(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
         """One layer's keys and values: a view [pages + 1, 2, page_size, heads, head_dim] of the pool.
 
-        Page 0 is the null page. With layout "HND" tokens and heads change places; nothing is copied.
+        `MLAKVCacheParams` have no second axis, and one head. Page 0 is the null page. With layout "HND"
+        tokens and heads change places; nothing is copied.
 
         Args:
             layer: 0 to layers - 1.
             layout: "NHD" or "HND".
+            name: the region of the page: "kv", or a companion, "kv_scales" or "indexer_k".
 
         Raises:
-            ValueError: no such layer or layout, or there is no pool.
+            TypeError: a name that is no str.
+            ValueError: no such layer, layout or region, or there is no pool.
         """
-        return self._require_pool().layer(layer, layout)
+        text(name, "name")
+        return self._require_pool().layer(layer, layout, name)
 
     def pages_view(self) -> torch.Tensor:
         """Every page as bytes: uint8 [pages + 1, bytes_per_page], a view of the pool.
 
         Raises:
-            ValueError: there is no pool.
+            ValueError: there is no pool, or its pages have companions, which lie elsewhere.
         """
         return self._require_pool().pages()
 

@@ -6,12 +6,12 @@ Torch is needed for tensors only.
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
 from pagekeeper.errors import shown
-from pagekeeper.params import KVCacheParams, whole_number
+from pagekeeper.params import KVCacheParams, PageRegion, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,15 +25,16 @@ Layout = Literal["NHD", "HND"]
 
 
 class DevicePool:
-    """The pages of one cache on one device, page first: [pages + 1, layers, 2, page_size, heads, head_dim].
+    """The pages of one cache on one device: a tensor a region of the page, [pages + 1, layers, ...].
 
-    Page 0 is the null page. A page is one run of bytes. New pools are zero-filled, so that the tail of a
-    page that is not written yet never holds a NaN.
+    Page 0 is the null page. A page is one run of bytes in each tensor. New pools are zero-filled, so that the
+    tail of a page that is not written yet never holds a NaN.
 
     Args:
         params: geometry and dtype.
         num_pages: usable pages.
-        buffers: an existing tensor of that shape, dtype and device to adopt, as a list of one.
+        buffers: existing tensors of those shapes, dtypes and device to adopt, in the order of
+            `params.page_layout.regions`; of most caches it is one.
 
     Raises:
         ImportError: torch is not installed.
@@ -44,50 +45,44 @@ class DevicePool:
     def __init__(
         self, params: KVCacheParams, num_pages: int, buffers: Sequence[torch.Tensor] | None = None
     ) -> None:
-        dtype = params.dtype.to_torch()
-        import torch
-
-        shape, device = (num_pages + 1, *params.page_shape), torch.device(params.devices[0])
+        self._layout, self._num_layers = params.page_layout, params.num_layers
+        regions, device = self._layout.regions, params.devices[0]
         if buffers is None:
-            self._tensor = torch.zeros(shape, dtype=dtype, device=device)
+            self._tensors = [_zeros(region, num_pages, device) for region in regions]
             return
         if not isinstance(buffers, list | tuple):
             raise TypeError(f"buffers: got {type(buffers).__name__}, must be a list of one tensor")
-        if len(buffers) != 1:
-            raise ValueError(f"buffers: {len(buffers)} given, must be 1 (one pool on one device)")
-        (given,) = buffers
-        if not isinstance(given, torch.Tensor):
-            raise TypeError(f"buffers[0]: got {type(given).__name__}, must be a torch.Tensor")
-        fits = (
-            tuple(given.shape) == shape
-            and given.dtype == dtype
-            and given.is_contiguous()
-            and (given.device.type, given.device.index or 0) == (device.type, device.index or 0)
-        )
-        if not fits:
-            kind = "contiguous" if given.is_contiguous() else "not contiguous"
-            raise ValueError(
-                f"buffers[0]: {list(given.shape)} of {given.dtype} on {given.device}, {kind}; must be "
-                f"{list(shape)} of {dtype} on {device}, contiguous (one page more than total_num_pages)"
-            )
-        self._tensor = given
+        if len(buffers) != len(regions):
+            names = ", ".join(region.name for region in regions)
+            raise ValueError(f"buffers: {len(buffers)} given, must be {len(regions)} ({names})")
+        for number, (given, region) in enumerate(zip(buffers, regions, strict=True)):
+            _check_adopted(given, region, num_pages, device, number)
+        self._tensors = list(buffers)
 
-    def layer(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
-        """One layer's keys and values, a view without a copy.
+    def layer(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
+        """One layer's part of a region, a view without a copy.
 
         Args:
             layer: 0 to the number of layers - 1.
-            layout: "NHD" gives [pages + 1, 2, page_size, heads, head_dim], "HND" swaps tokens and heads.
+            layout: "NHD" gives [pages + 1, 2, page_size, heads, head_dim], without the second axis where
+                pages hold no values. "HND" swaps tokens and heads.
+            name: the region.
 
         Raises:
-            ValueError: no such layer, or an unknown layout.
+            ValueError: no such layer or region, or a layout that is unknown or is none of this region.
         """
-        view = self._tensor[:, whole_number(layer, "layer", 0, self._tensor.shape[1] - 1)]
-        if layout == "NHD":
-            return view
-        if layout == "HND":
-            return view.transpose(2, 3)
-        raise ValueError(f"layout={shown(layout)}: must be 'NHD' or 'HND'")
+        layer = whole_number(layer, "layer", 0, self._num_layers - 1)
+        place = self._layout.find(name, layer)
+        if place is None:
+            names = dict.fromkeys(region.name for region in self._layout.regions if layer in region.layers)
+            raise ValueError(f"name={shown(name)}: layer {layer} has {', '.join(map(repr, names))}")
+        region, index = place
+        layouts = ("NHD",) if name == "indexer_k" else get_args(Layout)
+        if layout not in layouts:
+            allowed = " or ".join(map(repr, layouts))
+            raise ValueError(f"layout={shown(layout)}: must be {allowed} of name={name!r}")
+        view = self._tensors[region][:, index]
+        return view if layout == "NHD" else view.transpose(-3, -2)
 
     def copy_pages(self, copies: NDArray[np.int32]) -> None:
         """Copies whole pages one after the other, queued on the current stream of the pool's device.
@@ -98,25 +93,29 @@ class DevicePool:
             copies: int32 [copies, 2], source and destination.
         """
         for source, destination in copies.tolist():
-            self._tensor[destination].copy_(self._tensor[source])
+            for tensor in self._tensors:
+                tensor[destination].copy_(tensor[source])
 
     def pages(self) -> torch.Tensor:
-        """Every page as bytes, for transfers: uint8 [pages + 1, bytes_per_page], a view."""
-        import torch
+        """Every page as bytes, for transfers: uint8 [pages + 1, bytes_per_page], a view.
 
-        return self._tensor.view(self._tensor.shape[0], -1).view(torch.uint8)
+        Raises:
+            ValueError: the page has several regions, whose bytes are not one run.
+        """
+        if len(self._tensors) > 1:
+            raise ValueError(f"a page has its bytes in {len(self._tensors)} tensors, no view has them all")
+        return _bytes(self._tensors[0])
 
     def byte_arrays(self) -> list[NDArray[np.uint8]]:
-        """Every page as bytes, for copies in host memory: uint8 [pages + 1, bytes_per_page], a view.
+        """Every page as bytes, for copies in host memory: uint8 [pages + 1, bytes of the region] each, views.
 
         Raises:
             ValueError: the pool is not in the processor's memory.
         """
-        if self._tensor.device.type != "cpu":
-            raise ValueError(
-                f"the pool is on {self._tensor.device}: only pools on the CPU have host tiers for now"
-            )
-        return [self.pages().numpy()]
+        device = self._tensors[0].device
+        if device.type != "cpu":
+            raise ValueError(f"the pool is on {device}: only pools on the CPU have host tiers for now")
+        return [_bytes(tensor).numpy() for tensor in self._tensors]
 
 
 class PlainPool:
@@ -160,7 +159,7 @@ class PlainPool:
             if np.shares_memory(first, second):
                 raise ValueError(f"buffers[{one}], buffers[{other}]: have bytes in common")
 
-    def layer(self, layer: int, layout: Layout = "NHD") -> torch.Tensor:
+    def layer(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""
         raise ValueError("the pool is plain memory: it has no tensors")
 
@@ -183,13 +182,47 @@ class PlainPool:
         return self._memory
 
 
+def _zeros(region: PageRegion, num_pages: int, device: str) -> torch.Tensor:
+    dtype = region.dtype.to_torch()
+    import torch
+
+    return torch.zeros((num_pages + 1, *region.shape), dtype=dtype, device=device)
+
+
+def _check_adopted(given: object, region: PageRegion, num_pages: int, device: str, number: int) -> None:
+    dtype = region.dtype.to_torch()
+    import torch
+
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"buffers[{number}]: got {type(given).__name__}, must be a torch.Tensor")
+    shape, there = (num_pages + 1, *region.shape), torch.device(device)
+    fits = (
+        tuple(given.shape) == shape
+        and given.dtype == dtype
+        and given.is_contiguous()
+        and (given.device.type, given.device.index or 0) == (there.type, there.index or 0)
+    )
+    if not fits:
+        kind = "contiguous" if given.is_contiguous() else "not contiguous"
+        raise ValueError(
+            f"buffers[{number}]: {list(given.shape)} of {given.dtype} on {given.device}, {kind}; must be "
+            f"{list(shape)} of {dtype} on {device}, contiguous (one page more than total_num_pages)"
+        )
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.view(tensor.shape[0], -1).view(torch.uint8)
+
+
 Pool: TypeAlias = DevicePool | PlainPool
 
 
 def pool_for(
     params: KVCacheParams, num_pages: int, buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None
 ) -> Pool:
-    """A new pool, or one that adopts `buffers`: a list of one tensor, or of numpy arrays.
+    """A new pool, or one that adopts `buffers`: a list of tensors, or of numpy arrays.
 
     Raises:
         ImportError: torch is needed and not installed.

@@ -15,7 +15,7 @@ import numpy as np
 
 from pagekeeper._native import RowMemory
 from pagekeeper.errors import shown
-from pagekeeper.params import whole_number
+from pagekeeper.params import MHAKVCacheParams, whole_number
 from pagekeeper.staging import HostStaging, Table
 
 if TYPE_CHECKING:
@@ -321,13 +321,16 @@ def write_block_offsets(
     row = whole_number(row, "slot", 0, out.shape[1] - 1)
     if len(pages) > out.shape[3]:
         raise ValueError(f"out: {list(out.shape)} has no room for {len(pages)} blocks")
-    keys = pages.astype(np.int64) * (params.num_layers * 2)
-    if len(keys) and keys.max() + 1 >= 2**31:
+    pools = [region for region in params.page_layout.regions if region.name == "kv"]
+    if len(pools) > 1:
+        raise ValueError(f"layers differ and are in {len(pools)} pools: the table is for one")
+    fields = 2 if isinstance(params, MHAKVCacheParams) else 1
+    entries = pages.astype(np.int64) * (params.num_layers * fields) + np.arange(fields)[:, None]
+    if entries.size and entries.max() >= 2**31:
         raise ValueError(
-            f"page {pages.max()} of {params.num_layers} layers: its entry {keys.max() + 1} is over "
+            f"page {pages.max()} of {params.num_layers} layers: its entry {entries.max()} is over "
             "2**31 - 1, the most that a TensorRT-LLM table can hold"
         )
     out[0, row] = -1
-    out[0, row, 0, : len(pages)] = np.where(pages > 0, keys, -1)
-    out[0, row, 1, : len(pages)] = np.where(pages > 0, keys + 1, -1)
+    out[0, row, :fields, : len(pages)] = np.where(pages > 0, entries, -1)
     return len(pages)

@@ -8,8 +8,10 @@ import numpy as np
 
 import pagekeeper as pk
 from model.engine import claimed, compute, manager, prefilled, request, store
+from pagekeeper.params import FullAttention, IndexerKCache, KVCacheQuantizationConfig, Recurrent
 
 PROMPT = list(range(10, 30))
+QUANTIZED = KVCacheQuantizationConfig()
 NAN, INFINITE = float("nan"), float("inf")
 LONG = "x" * 1_000_000
 HASH = bytes(range(32))
@@ -102,6 +104,10 @@ PARAMS: Arguments = dict(
     n_kv_heads=1,
     head_dim=8,
     num_layers=1,
+    kind=FullAttention(),
+    kvcache_quant_config=None,
+    indexer=None,
+    allow_kv_head_replication=False,
     page_size=4,
     devices="cpu",
     data_parallel_degree=1,
@@ -118,6 +124,11 @@ PARAMS: Arguments = dict(
     secondary_offload_min_priority=35,
     kv_connector_config="null",
 )
+MLA_PARAMS: Arguments = {
+    name: value
+    for name, value in PARAMS.items()
+    if name not in {"n_kv_heads", "head_dim", "allow_kv_head_replication"}
+} | dict(kv_lora_rank=6, qk_rope_head_dim=2, num_q_heads=4)
 CONNECTOR: Arguments = dict(
     type="rust_tiered",
     host_offload_max_gb=1.0,
@@ -196,9 +207,14 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: dict(batch=[s.computed], hint="resume_soon", priority="high", duration_ms=1.0),
     ),
     "truncate_prefix": (lambda s: s.kv.truncate_prefix, lambda s: PREFIX | dict(replica_idx=0)),
-    "get_buffers": (lambda s: s.pools.get_buffers, lambda s: dict(layer=0, layout="NHD")),
+    "get_buffers": (lambda s: s.pools.get_buffers, lambda s: dict(layer=0, layout="NHD", name="kv")),
     "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
     "MHAKVCacheParams": (lambda s: pk.MHAKVCacheParams, lambda s: PARAMS),
+    "MLAKVCacheParams": (lambda s: pk.MLAKVCacheParams, lambda s: MLA_PARAMS),
+    "cache_dtype_for_encoding": (
+        lambda s: pk.cache_dtype_for_encoding,
+        lambda s: dict(quantization_encoding=None, kv_cache_format=None),
+    ),
     "KVConnectorConfig": (lambda s: pk.KVConnectorConfig, lambda s: CONNECTOR),
     "TextContext": (lambda s: pk.TextContext, lambda s: REQUEST),
     "TextContext.update": (lambda s: s.running.update, lambda s: dict(token=1)),
@@ -482,6 +498,18 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "n_kv_heads": fixed(SIZE | NOTHING),
     "head_dim": fixed(SIZE | NOTHING),
     "num_layers": fixed(SIZE | NOTHING),
+    "kind": fixed(WORD | {"full": "full", "a class": FullAttention, "of states": Recurrent()}),
+    "kvcache_quant_config": fixed(without(WORD, "None") | {"scales of what has none": QUANTIZED}),
+    "indexer": fixed(
+        without(WORD, "None") | {"a mask of three layers": IndexerKCache(layer_mask=[True] * 3)}
+    ),
+    "allow_kv_head_replication": fixed(FLAG),
+    "kv_lora_rank": fixed(SIZE | NOTHING),
+    "qk_rope_head_dim": fixed(COUNT | NOTHING),
+    "num_q_heads": fixed(SIZE | without(NOTHING, "None")),
+    "quantization_encoding": fixed(without(WORD, "None")),
+    "kv_cache_format": fixed(without(WORD, "None")),
+    "name": fixed(WORD | {"a companion that is not there": "kv_scales"}),
     "devices": fixed(WORD | {"none": [], "two": ["cpu", "cpu"]}),
     "data_parallel_degree": fixed(SIZE | NOTHING | {"2": 2}),
     "enable_prefix_caching": fixed(FLAG),
