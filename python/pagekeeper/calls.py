@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Batch", "Request", "Requests", "check_group", "check_replica", "is_one", "text"]
+__all__ = ["Batch", "Request", "Requests", "check_replica", "is_one", "text"]
 
 Request: TypeAlias = "TextContext | int | np.integer"
 """A claimed request: its context, or the slot that `claim` returned."""
@@ -49,13 +49,3 @@ def text(given: str | None, name: str) -> str | None:
     if given is not None and not isinstance(given, str):
         raise TypeError(f"{name}: got {type(given).__name__}, must be a str")
     return given
-
-
-def check_group(group: str | None) -> None:
-    """There is one group of layers, without a name.
-
-    Raises:
-        ValueError: a name.
-    """
-    if group is not None:
-        raise ValueError(f"group={shown(group)}: must be None, the cache has one group")

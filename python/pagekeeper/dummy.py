@@ -11,6 +11,7 @@ from pagekeeper.calls import Batch, Request, is_one
 from pagekeeper.context import RequestID
 from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
 from pagekeeper.events import Event, EventSnapshot
+from pagekeeper.groups import Buffers
 from pagekeeper.manager import PagedKVCacheManager
 from pagekeeper.params import MHAKVCacheParams, Priority
 from pagekeeper.tables import (
@@ -27,7 +28,7 @@ from pagekeeper.tables import (
 from pagekeeper.transfers import CompletedTransfer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
     from numpy.typing import ArrayLike, NDArray
@@ -109,7 +110,7 @@ class DummyKVCache(PagedKVCacheManager):
     ) -> None:
         pass
 
-    def take_page_copies(self) -> NDArray[np.int32]:
+    def take_page_copies(self, group: str | None = None) -> NDArray[np.int32]:
         return NO_COPIES
 
     def truncate(self, ctx: Request, length: int) -> None:
@@ -127,7 +128,7 @@ class DummyKVCache(PagedKVCacheManager):
     def sleep(self, timeout: float = 5.0) -> None:
         pass
 
-    def wake(self, buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None = None) -> None:
+    def wake(self, buffers: Buffers | Mapping[str, Buffers] | None = None) -> None:
         pass
 
     def release(self, batch: Batch) -> None:
@@ -259,17 +260,21 @@ class DummyKVCache(PagedKVCacheManager):
         """One beam without blocks for each request."""
         return [[[]] for _ in range(_requests(batch))]
 
-    def slot_mapping(self, ctx: Request, positions: ArrayLike) -> NDArray[np.int64]:
+    def slot_mapping(self, ctx: Request, positions: ArrayLike, group: str | None = None) -> NDArray[np.int64]:
         """Zeros, in the null page."""
         return np.zeros(len(np.atleast_1d(positions)), np.int64)
 
-    def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
+    def copy_block_offsets(
+        self, out: NDArray[np.int32], slot: int, ctx: Request, group: str | None = None
+    ) -> int:
         return 0
 
-    def get_buffers(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
+    def get_buffers(
+        self, layer: int, layout: Layout = "NHD", name: str = "kv", group: str | None = None
+    ) -> torch.Tensor:
         raise ValueError("there is no pool: a DummyKVCache has none")
 
-    def pages_view(self) -> torch.Tensor:
+    def pages_view(self, group: str | None = None) -> torch.Tensor:
         raise ValueError("there is no pool: a DummyKVCache has none")
 
     def verify(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pagekeeper._native import hash_blocks, hash_blocks_batch
 
 if TYPE_CHECKING:
-    from pagekeeper.params import KVCacheParams
+    from pagekeeper.params import CommonKVCacheParams
 
 __all__ = ["hash_blocks", "hash_blocks_batch", "resolve_seed"]
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("pagekeeper")
 _process_seed: str | None = None
 
 
-def resolve_seed(params: KVCacheParams) -> str | None:
+def resolve_seed(params: CommonKVCacheParams) -> str | None:
     """The seed that a cache hashes with, as 64 hexadecimal characters; None is no seed.
 
     It is the cache's own, or for the SHA family one that this process draws once. The log shows its

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pagekeeper._native import Ledger
-from pagekeeper.calls import check_group, check_replica, text
+from pagekeeper.calls import check_replica, text
 from pagekeeper.connectors import KVConnector, NullConnector
 from pagekeeper.counts import BlockCount, ByteCount
 from pagekeeper.disk_tier import disk_directory
 from pagekeeper.errors import shown
+from pagekeeper.groups import Buffers, Groups
 from pagekeeper.hashing import resolve_seed
 from pagekeeper.native_tiers import NativeTiers, tiered_connector
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.page_calls import PageCalls
-from pagekeeper.params import FullAttention, KVCacheParams, whole_number
+from pagekeeper.params import KVCacheParams, MultiKVCacheParams, whole_number
 from pagekeeper.pause_calls import PauseCalls
-from pagekeeper.pools import Pool, pool_for, usable_pages
 from pagekeeper.prefix_calls import PrefixCalls
 from pagekeeper.request_calls import RequestCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
+    pass
 
 __all__ = ["PagedKVCacheManager"]
 
@@ -51,9 +48,11 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
     returned. A call that raises has changed nothing.
 
     Args:
-        params: geometry and behaviour of the cache.
+        params: geometry and behaviour of the cache; `MultiKVCacheParams` for several groups of layers, which
+            calls then name.
         session: accepted for code written for other engines; not used.
-        total_num_pages: usable pages; the pools hold one more, the null page 0.
+        total_num_pages: usable pages; the pools hold one more, the null page 0. With several groups a mapping
+            of their names to pages.
         max_batch_size: most requests of one replica in `runtime_inputs`, up to 2**20.
         available_bytes: instead of `total_num_pages`: bytes for the pools, null page included.
         max_seq_len: most tokens of one request, prompt and output. None: as many as the pool holds.
@@ -63,7 +62,8 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim]
             (of one for each region of `params.page_layout`, [pages + 1, *shape]), or of numpy arrays, uint8
             [pages + 1, ...] of any strides, which need no torch. A page is its bytes in all arrays; of pools
-            that are layer first give views whose first axis is the page.
+            that are layer first give views whose first axis is the page. With several groups a mapping of
+            their names to such lists.
         model_name: whose KV it is: for a disk tier with a directory, which needs it, and for log messages.
         weights_revision: which weights' KV it is, likewise; `reset_prefix_cache` may change it.
         connector: keeps blocks beyond the device. None: what `params.kv_connector_config` says.
@@ -75,9 +75,9 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
 
     def __init__(
         self,
-        params: KVCacheParams,
+        params: KVCacheParams | MultiKVCacheParams,
         session: object = None,
-        total_num_pages: int | None = None,
+        total_num_pages: int | Mapping[str, int] | None = None,
         max_batch_size: int | None = None,
         *,
         available_bytes: int | None = None,
@@ -85,20 +85,17 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         max_num_input_tokens: int | None = None,
         reserve: Literal["chunk", "prompt"] = "chunk",
         allocate_pools: bool = True,
-        buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None = None,
+        buffers: Buffers | Mapping[str, Buffers] | None = None,
         model_name: str | None = None,
         weights_revision: str | None = None,
         connector: KVConnector | None = None,
     ) -> None:
-        if not isinstance(params, KVCacheParams):
-            raise TypeError(f"params: got {type(params).__name__}, must be a KVCacheParams")
-        if not isinstance(params.kind, FullAttention):
-            raise ValueError(f"params.kind={params.kind}: is not there yet; must be FullAttention()")
-        pages = usable_pages(params, total_num_pages, available_bytes)
+        self._groups = Groups(params)
+        self._pages = pages = self._groups.pages(total_num_pages, available_bytes)
         if max_batch_size is None:
             raise ValueError("max_batch_size: missing; most requests of one replica in runtime_inputs")
         self.params = params
-        self.total_num_pages = pages
+        self.total_num_pages = sum(pages)
         self.max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
         self.max_seq_len = _limit(max_seq_len, "max_seq_len")
         self.max_num_input_tokens = _limit(max_num_input_tokens, "max_num_input_tokens")
@@ -113,13 +110,16 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
                 raise ValueError("connector: needs enable_prefix_caching=True")
             if params.kv_connector_config is not None and params.kv_connector_config.type != "null":
                 raise ValueError("connector, params.kv_connector_config: both are given, must be one")
-        self._pool: Pool | None = None
+        config = params.kv_connector_config
+        if not self._groups.is_plain and (connector or (config is not None and config.type != "null")):
+            raise ValueError("connector, kv_connector_config: windows and several groups have no tiers yet")
+        self._pools = ()
         if allocate_pools or buffers is not None:
-            self._pool = pool_for(params, pages, buffers)
-        self._has_pool, self._pool_is_adopted = self._pool is not None, buffers is not None
-        self._disk = disk = disk_directory(params, self.model_name, self.weights_revision)
+            self._pools = self._groups.make_pools(pages, buffers)
+        self._has_pool, self._pool_is_adopted = bool(self._pools), buffers is not None
+        self._disk = disk = disk_directory(self._groups.params[0], self.model_name, self.weights_revision)
         try:
-            own_tier = tiered_connector(params.kv_connector_config, self._pool, params.eviction_policy, disk)
+            own_tier = tiered_connector(config, next(iter(self._pools), None), params.eviction_policy, disk)
         except BaseException:
             if disk is not None:
                 disk.close()
@@ -128,7 +128,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         self._hash_seed = (disk and disk.seed) or resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
-            groups=[("full", 0, 0, pages)],
+            groups=self._groups.native(pages),
             max_batch_size=self.max_batch_size,
             prefix_caching=params.enable_prefix_caching,
             algo=params.kv_hash_algo,
@@ -156,7 +156,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
             ),
             event_buffer_max_size=params.event_buffer_max_size,
         )
-        most = min(pages * params.page_size, self.max_seq_len or 2**31)
+        most = min(self.total_num_pages * params.page_size, self.max_seq_len or 2**31)
         self._tiers: OuterTiers | None = None
         if own_tier is not None:
             self._tiers = NativeTiers(self._core, own_tier, params.page_size, most)
@@ -164,11 +164,11 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
             self._tiers = OuterTiers(self._core, connector, params.page_size, most)
         self._tables = self._new_tables(num_draft_tokens=0)
         _log.info(
-            "cache of %s: %d pages of %d tokens, %d bytes a page; prefix caching %s",
+            "cache of %s: %s pages of %d tokens, %s bytes a page; prefix caching %s",
             model_name or "a model",
-            pages,
+            " + ".join(map(str, pages)),
             params.page_size,
-            params.bytes_per_page,
+            ", ".join(str(group.bytes_per_page) for group in self._groups.params),
             f"with {params.kv_hash_algo}" if params.enable_prefix_caching else "off",
         )
 
@@ -229,15 +229,17 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
 
         Args:
             replica_idx: the data-parallel replica; 0.
-            group: None, the only group of layers.
+            group: one of several groups of layers. None is the only one, or of several that which has the
+                least to give.
 
         Raises:
             ValueError: there is no such replica or group.
         """
         check_replica(replica_idx)
-        check_group(group)
-        ((free, total),) = self._core.block_count()
-        return BlockCount(free, total)
+        counts = [BlockCount(free, total) for free, total in self._core.block_count()]
+        if group is None:
+            return min(counts, key=lambda count: count.free)
+        return counts[self._groups.index(group)]
 
     def host_byte_count(self, replica_idx: int = 0) -> ByteCount:
         """Bytes of the connector's host memory; none without a connector.
@@ -308,7 +310,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
                 self._connector = NullConnector()
                 self._tiers.shutdown()  # its copies end while their pages are there
         finally:
-            self._pool, self._has_pool, self._disk = None, False, None
+            self._pools, self._has_pool, self._disk = (), False, None
 
 
 def _limit(given: int | None, name: str) -> int | None:

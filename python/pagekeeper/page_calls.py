@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pagekeeper._native import Ledger
-from pagekeeper.calls import Batch, Request, check_group, text
-from pagekeeper.params import KVCacheParams
+from pagekeeper.calls import Batch, Request, text
+from pagekeeper.groups import Groups
 from pagekeeper.pools import Layout, Pool
 from pagekeeper.tables import write_block_offsets
 
@@ -21,44 +21,52 @@ __all__ = ["PageCalls"]
 class PageCalls:
     """The part of `PagedKVCacheManager` that is about pages beside `runtime_inputs`."""
 
-    params: KVCacheParams
+    _groups: Groups
     _core: Ledger
-    _pool: Pool | None
+    _pools: tuple[Pool, ...]
 
     def get_cache_indices(self, ctx: Request, group: str | None = None) -> list[list[int]]:
         """The page of each block of one request, as [beam][block]; there is one beam.
 
+        A block that the group does not keep, because no token to come reads it, has page 0.
+
+        Args:
+            ctx: the request.
+            group: the group of layers, where there are several.
+
         Raises:
             ValueError: the request is not claimed, or there is no such group.
         """
-        check_group(group)
-        return [self._core.pages_of(ctx, 0).tolist()]
+        return [self._core.pages_of(ctx, self._groups.index(group)).tolist()]
 
     def get_batch_cache_indices(self, batch: Batch, group: str | None = None) -> list[list[list[int]]]:
-        """The page of each block, as [request][beam][block]; there is one beam.
+        """The page of each block, as [request][beam][block]; as `get_cache_indices`.
 
         Raises:
             ValueError: a request is not claimed, or there is no such group.
         """
-        check_group(group)
-        return [[pages.tolist()] for pages in self._core.pages(batch, 0)]
+        return [[pages.tolist()] for pages in self._core.pages(batch, self._groups.index(group))]
 
-    def slot_mapping(self, ctx: Request, positions: ArrayLike) -> NDArray[np.int64]:
+    def slot_mapping(self, ctx: Request, positions: ArrayLike, group: str | None = None) -> NDArray[np.int64]:
         """Where the KV of a request's tokens goes: page * page_size + offset.
 
         Args:
             ctx: the request.
             positions: token positions from 0, whole numbers, [positions].
+            group: the group of layers, where there are several.
 
         Returns:
             int64 [positions].
 
         Raises:
-            ValueError: a position that the request has no page for, or a request that is not claimed.
+            ValueError: a position that the request has no page for, or none any more; a request that is not
+                claimed; there is no such group.
         """
-        return self._core.slot_mapping(ctx, positions, 0)
+        return self._core.slot_mapping(ctx, positions, self._groups.index(group))
 
-    def copy_block_offsets(self, out: NDArray[np.int32], slot: int, ctx: Request) -> int:
+    def copy_block_offsets(
+        self, out: NDArray[np.int32], slot: int, ctx: Request, group: str | None = None
+    ) -> int:
         """Writes a request's row of a TensorRT-LLM block-offset table.
 
         The entry of a page is `page * layers * 2 + field` (0 keys, 1 values), as in block-first pools; the
@@ -69,6 +77,7 @@ class PageCalls:
             out: int32 [1 pool, rows, 2 fields, blocks].
             slot: the row to write, 0 to rows - 1.
             ctx: the request.
+            group: the group of layers, where there are several.
 
         Returns:
             The number of blocks.
@@ -77,9 +86,12 @@ class PageCalls:
             ValueError: a page size that is 1 or no power of two, layers that differ, a table that is too
                 small, or an entry over 2**31 - 1.
         """
-        return write_block_offsets(out, slot, self._core.pages_of(ctx, 0), self.params)
+        index = self._groups.index(group)
+        return write_block_offsets(out, slot, self._core.pages_of(ctx, index), self._groups.params[index])
 
-    def get_buffers(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
+    def get_buffers(
+        self, layer: int, layout: Layout = "NHD", name: str = "kv", group: str | None = None
+    ) -> torch.Tensor:
         """One layer's keys and values: a view [pages + 1, 2, page_size, heads, head_dim] of the pool.
 
         `MLAKVCacheParams` have no second axis, and one head. Page 0 is the null page. With layout "HND"
@@ -89,24 +101,29 @@ class PageCalls:
             layer: 0 to layers - 1.
             layout: "NHD" or "HND".
             name: the region of the page: "kv", or a companion, "kv_scales" or "indexer_k".
+            group: the group of layers, where there are several.
 
         Raises:
             TypeError: a name that is no str.
             ValueError: no such layer, layout or region, or there is no pool.
         """
         text(name, "name")
-        return self._require_pool().layer(layer, layout, name)
+        return self._require_pool(group).layer(layer, layout, name)
 
-    def pages_view(self) -> torch.Tensor:
+    def pages_view(self, group: str | None = None) -> torch.Tensor:
         """Every page as bytes: uint8 [pages + 1, bytes_per_page], a view of the pool.
+
+        Args:
+            group: the group of layers, where there are several.
 
         Raises:
             ValueError: there is no pool, or its pages have companions, which lie elsewhere.
         """
-        return self._require_pool().pages()
+        return self._require_pool(group).pages()
 
-    def _require_pool(self) -> Pool:
-        if self._pool is None:
+    def _require_pool(self, group: str | None) -> Pool:
+        index = self._groups.index(group)
+        if not self._pools:
             why = "asleep" if self._core.is_asleep else "made with allocate_pools=False, or shut down"
             raise ValueError(f"there is no pool: the manager is {why}")
-        return self._pool
+        return self._pools[index]

@@ -9,17 +9,13 @@ from pagekeeper._native import Ledger, TieredConnector
 from pagekeeper.calls import Batch, Request, Requests, is_one
 from pagekeeper.connectors import KVConnector
 from pagekeeper.errors import shown
+from pagekeeper.groups import Buffers, Groups
 from pagekeeper.native_tiers import NativeTiers
 from pagekeeper.outer_tiers import OuterTiers
-from pagekeeper.params import KVCacheParams
-from pagekeeper.pools import Pool, pool_for
+from pagekeeper.pools import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
+    from collections.abc import Mapping
 
     from pagekeeper.transfers import KVConnectorTransfer
 
@@ -29,12 +25,12 @@ __all__ = ["PauseCalls"]
 class PauseCalls:
     """The part of `PagedKVCacheManager` that is about what rests."""
 
-    params: KVCacheParams
-    total_num_pages: int
+    _groups: Groups
+    _pages: tuple[int, ...]
     _core: Ledger
     _connector: KVConnector | None
     _tiers: OuterTiers | None
-    _pool: Pool | None
+    _pools: tuple[Pool, ...]
     _pool_is_adopted: bool
     """Whether the pool is memory that was given."""
     _has_pool: bool
@@ -142,7 +138,7 @@ class PauseCalls:
                 the memory of the pool, and cannot be told to let it go.
         """
         timeout = _seconds(timeout, "timeout")
-        if self._pool is not None and self._tiers is not None and not isinstance(self._tiers, NativeTiers):
+        if self._pools and self._tiers is not None and not isinstance(self._tiers, NativeTiers):
             raise ValueError("sleep: the connector copies from the pool's memory and cannot be told of other")
         self._core.check_unused()
         deadline = time.monotonic() + timeout
@@ -155,9 +151,9 @@ class PauseCalls:
         if isinstance(self._connector, TieredConnector):
             self._connector.release_pages()
         self._core.sleep()
-        self._pool = None
+        self._pools = ()
 
-    def wake(self, buffers: Sequence[torch.Tensor | NDArray[np.uint8]] | None = None) -> None:
+    def wake(self, buffers: Buffers | Mapping[str, Buffers] | None = None) -> None:
         """Ends `sleep`: there is a pool again, in which nothing is cached.
 
         Blocks that other tiers have are hits at once.
@@ -174,10 +170,10 @@ class PauseCalls:
         if self._has_pool:
             if buffers is None and self._pool_is_adopted:
                 raise ValueError("buffers: missing; the pool was given when the manager was made")
-            pool = pool_for(self.params, self.total_num_pages, buffers)
+            pools = self._groups.make_pools(self._pages, buffers)
             if isinstance(self._connector, TieredConnector):
-                self._connector.adopt_pages(pool.byte_arrays())
-            self._pool, self._pool_is_adopted = pool, buffers is not None
+                self._connector.adopt_pages(pools[0].byte_arrays())
+            self._pools, self._pool_is_adopted = pools, buffers is not None
         elif buffers is not None:
             raise ValueError("buffers: the manager was made with allocate_pools=False, or is shut down")
         self._core.wake()

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from pagekeeper._native import DiskDirectory, Ledger, TextContext
-from pagekeeper.calls import Batch, Request, check_group, check_replica, text
+from pagekeeper.calls import Batch, Request, check_replica, text
 from pagekeeper.connectors import KVConnector
 from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import PrefixReuseSummary
 from pagekeeper.disk_tier import revise
 from pagekeeper.errors import shown
 from pagekeeper.events import Event, EventSnapshot, from_native
+from pagekeeper.groups import Groups
 from pagekeeper.outer_tiers import OuterTiers
-from pagekeeper.params import KVCacheParams, Priority, whole_number
+from pagekeeper.params import KVCacheParams, MultiKVCacheParams, Priority, whole_number
 from pagekeeper.retention import TokenRangeRetention
 from pagekeeper.transfers import COMPLETED, KVConnectorTransfer
 
@@ -28,9 +29,10 @@ __all__ = ["PrefixCalls"]
 class PrefixCalls:
     """The part of `PagedKVCacheManager` that is about stored prefixes."""
 
-    params: KVCacheParams
+    params: KVCacheParams | MultiKVCacheParams
     max_seq_len: int | None
     total_num_pages: int
+    _groups: Groups
     _core: Ledger
     _hash_seed: str | None
     _connector: KVConnector | None
@@ -139,7 +141,7 @@ class PrefixCalls:
 
         Args:
             ctx: the request.
-            group: None, the only group of layers.
+            group: the group of layers, where there are several; all have the same hashes.
 
         Returns:
             8 bytes a block, or 32 for "sha256".
@@ -147,7 +149,7 @@ class PrefixCalls:
         Raises:
             ValueError: the request is not claimed, or there is no such group.
         """
-        check_group(group)
+        self._groups.index(group)
         hashes = self._core.commit(ctx)
         if self._tiers is not None:
             self._tiers.offload()
@@ -172,7 +174,7 @@ class PrefixCalls:
         if self._connector is not None:
             self._connector.reset_prefix_cache()
         if self._disk is not None and revision is not None:
-            revise(self._disk, self.params, self.model_name, revision)
+            revise(self._disk, self._groups.params[0], self.model_name, revision)
         self._core.reset_prefix_cache()
         if revision is not None:
             self.weights_revision = revision

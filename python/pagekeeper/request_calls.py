@@ -9,8 +9,9 @@ from pagekeeper._native import Ledger, TextContext
 from pagekeeper.calls import Batch, Request, Requests, check_replica, is_one
 from pagekeeper.connectors import KVConnector
 from pagekeeper.context import EngineRequest, RequestID, read_request
+from pagekeeper.groups import Groups
 from pagekeeper.outer_tiers import OuterTiers
-from pagekeeper.params import KVCacheParams
+from pagekeeper.params import KVCacheParams, MultiKVCacheParams
 from pagekeeper.pools import Pool
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
@@ -37,15 +38,16 @@ __all__ = ["RequestCalls"]
 class RequestCalls:
     """The part of `PagedKVCacheManager` that every request goes through."""
 
-    params: KVCacheParams
+    params: KVCacheParams | MultiKVCacheParams
     total_num_pages: int
     max_batch_size: int
     max_num_input_tokens: int | None
     _core: Ledger
     _connector: KVConnector | None
     _tiers: OuterTiers | None
-    _pool: Pool | None
-    _tables: TableWriter
+    _groups: Groups
+    _pools: tuple[Pool, ...]
+    _tables: tuple[TableWriter, ...]
 
     def claim(self, ctx: TextContext | EngineRequest, replica_idx: int = 0) -> int:
         """Reserves a slot for a request; no page is taken.
@@ -68,7 +70,7 @@ class RequestCalls:
         check_replica(replica_idx)
         context = ctx if isinstance(ctx, TextContext) else read_request(ctx)
         slot = self._core.claim(context)
-        if context.num_draft_tokens > self._tables.num_draft_tokens:
+        if context.num_draft_tokens > self._tables[0].num_draft_tokens:
             self._tables = self._new_tables(context.num_draft_tokens)
         return slot
 
@@ -194,9 +196,10 @@ class RequestCalls:
             form: "max", "vllm" (also FlashAttention) or "flashinfer".
 
         Returns:
-            One entry a replica, rows in the order of its batch: `MaxTables`, `VllmTables` or
-            `FlashInferTables` of `pagekeeper.tables`, which say shapes and dtypes. Arrays are numpy's for a
-            cache on the CPU, otherwise tensors on its device, whose copies are queued on the current stream.
+            One entry a replica, rows in the order of its batch; of several groups each has its own, under its
+            name, as `inputs["full"][0]`. An entry is a `MaxTables`, `VllmTables` or `FlashInferTables` of
+            `pagekeeper.tables`, which say shapes and dtypes. Arrays are numpy's for a cache on the CPU,
+            otherwise tensors on its device, whose copies are queued on the current stream.
             They are views of memory that is used again, valid until the second next call in the same form,
             and not to be written.
 
@@ -209,25 +212,38 @@ class RequestCalls:
             raise ValueError(f"batches: {len(batches)} given, must be 1, one batch a data-parallel replica")
         if self._connector is not None:
             self._connector.wait_for_loads()
-        tables, copies = self._tables.write(batches[0], form)
-        if len(copies) and self._pool is not None:
-            self._pool.copy_pages(copies)
-            copies = NO_COPIES
-        return KVCacheInputs(form, (tables,), copies)
+        if not self._groups.names:
+            tables, copies = self._tables[0].write(batches[0], form)
+            return KVCacheInputs(form, (tables,), self._copy_pages(0, copies))
+        written = [writer.write(batches[0], form) for writer in self._tables]
+        inputs = [
+            KVCacheInputs(form, (tables,), self._copy_pages(group, copies))
+            for group, (tables, copies) in enumerate(written)
+        ]
+        return KVCacheInputs(form, groups=self._groups.by_name(inputs))
 
-    def take_page_copies(self) -> NDArray[np.int32]:
+    def _copy_pages(self, group: int, copies: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Copies a group's pages, if there is a pool; gives the copies that are left to the engine."""
+        if len(copies) and self._pools:
+            self._pools[group].copy_pages(copies)
+            return NO_COPIES
+        return copies
+
+    def take_page_copies(self, group: str | None = None) -> NDArray[np.int32]:
         """Pages to copy before the next forward, for engines that build their own tables.
 
         `runtime_inputs` does this itself. Their pages stay in use until the copies are taken, so that an
         engine takes them for every step, after `alloc` and before its forward.
+
+        Args:
+            group: the group of layers, where there are several. Each has copies of its own.
 
         Returns:
             int32 [copies, 2], source and destination, to be carried out in this order. Mostly empty: a page
             is copied when a request writes behind tokens that another request or a transfer reads. Each copy
             is given once.
         """
-        (copies,) = self._core.take_page_copies()
-        return copies
+        return self._core.take_page_copies(self._groups.index(group))
 
     def step(
         self,
@@ -307,14 +323,18 @@ class RequestCalls:
             raise TypeError(f"ctx: got {given}; give a TextContext, or an object with request_id")
         return self._core.contains(ctx.request_id)
 
-    def _new_tables(self, num_draft_tokens: int) -> TableWriter:
-        """Tables that have room for requests with so many drafts."""
-        return TableWriter(
-            self._core,
-            self.max_batch_size,
-            max_tokens=self._most_computed_tokens(num_draft_tokens),
-            new_staging=partial(staging_for, self.params.devices[0]),
-            num_draft_tokens=num_draft_tokens,
+    def _new_tables(self, num_draft_tokens: int) -> tuple[TableWriter, ...]:
+        """Tables of each group that have room for requests with so many drafts."""
+        return tuple(
+            TableWriter(
+                self._core,
+                self.max_batch_size,
+                max_tokens=self._most_computed_tokens(num_draft_tokens),
+                new_staging=partial(staging_for, params.devices[0]),
+                num_draft_tokens=num_draft_tokens,
+                group=group,
+            )
+            for group, params in enumerate(self._groups.params)
         )
 
     def _most_computed_tokens(self, num_draft_tokens: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 
@@ -142,21 +142,38 @@ class KVCacheInputs(Generic[_Tables]):
         replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica.
         page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
             destination. Mostly empty, and always when the manager has pools: it copies there itself.
+        groups: the inputs of each group of layers by name, where there are several; there are no `replicas`
+            then: `inputs["full"][0].lookup_table`.
     """
 
-    __slots__ = ("form", "page_copies", "replicas")
+    __slots__ = ("form", "groups", "page_copies", "replicas")
 
     def __init__(
-        self, form: Form, replicas: tuple[_Tables, ...], page_copies: NDArray[np.int32] = NO_COPIES
+        self,
+        form: Form,
+        replicas: tuple[_Tables, ...] = (),
+        page_copies: NDArray[np.int32] = NO_COPIES,
+        groups: dict[str, KVCacheInputs[_Tables]] | None = None,
     ) -> None:
         self.form = form
         self.replicas = replicas
         self.page_copies = page_copies
+        self.groups = groups or {}
 
     def __len__(self) -> int:
         return len(self.replicas)
 
-    def __getitem__(self, replica: int) -> _Tables:
+    @overload
+    def __getitem__(self, replica: int) -> _Tables: ...
+
+    @overload
+    def __getitem__(self, replica: str) -> KVCacheInputs[_Tables]: ...
+
+    def __getitem__(self, replica: int | str) -> _Tables | KVCacheInputs[_Tables]:
+        if isinstance(replica, str):
+            return self.groups[replica]
+        if self.groups:
+            raise KeyError(f"{replica}: name a group first, one of {', '.join(map(repr, self.groups))}")
         return self.replicas[replica]
 
     def __iter__(self) -> Iterator[_Tables]:
@@ -175,6 +192,7 @@ class TableWriter:
         max_tokens: most tokens that one forward may compute over all requests.
         new_staging: makes the memory of a buffer.
         num_draft_tokens: most draft tokens of one request.
+        group: the number of the group of layers.
     """
 
     def __init__(
@@ -184,8 +202,10 @@ class TableWriter:
         max_tokens: int,
         new_staging: Callable[[], HostStaging] = HostStaging,
         num_draft_tokens: int = 0,
+        group: int = 0,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
+        self._group = group
         self._ledger = ledger
         self._size = _Size(max_batch_size, ledger.max_blocks_per_request(num_draft_tokens), max_tokens)
         self._new_staging = new_staging
@@ -204,10 +224,10 @@ class TableWriter:
         turn = self._turn.get(form, 0)
         buffer = buffers[turn]
         buffer.staging.wait()
-        tables, shape = buffer.write(self._ledger, batch)
+        tables, shape = buffer.write(self._ledger, batch, self._group)
         buffer.staging.published()
         self._turn[form] = 1 - turn  # only now: a call that failed has not used its buffer
-        return tables, self._ledger.take_page_copies()[0] if shape.page_copies else NO_COPIES
+        return tables, self._ledger.take_page_copies(self._group) if shape.page_copies else NO_COPIES
 
     def _make(self, form: Form) -> _Buffer:
         try:
@@ -238,7 +258,7 @@ class _Buffer(ABC):
         self.staging = staging
 
     @abstractmethod
-    def write(self, ledger: Ledger, batch: Batch) -> tuple[Tables, BatchShape]: ...
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[Tables, BatchShape]: ...
 
 
 class _MaxBuffer(_Buffer):
@@ -248,8 +268,8 @@ class _MaxBuffer(_Buffer):
         self._table = staging.array(size.table, np.uint32)
         self._lengths = staging.array(size.rows, np.uint32)
 
-    def write(self, ledger: Ledger, batch: Batch) -> tuple[MaxTables, BatchShape]:
-        shape = ledger.write_max(batch, self._memory, self._table, self._lengths, 0)
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[MaxTables, BatchShape]:
+        shape = ledger.write_max(batch, self._memory, self._table, self._lengths, group)
         n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
         return MaxTables(table, lengths, shape.max_active, shape.max_total), shape
@@ -265,9 +285,9 @@ class _VllmBuffer(_Buffer):
         self._slots = staging.array(size.tokens, np.int64)
         self._starts = staging.array(size.rows + 1, np.int32)
 
-    def write(self, ledger: Ledger, batch: Batch) -> tuple[VllmTables, BatchShape]:
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[VllmTables, BatchShape]:
         shape = ledger.write_vllm(
-            batch, self._memory, self._cells, self._lengths, self._slots, self._starts, 0
+            batch, self._memory, self._cells, self._lengths, self._slots, self._starts, group
         )
         n, publish = shape.requests, self.staging.publish
         table, lengths = publish(self._table, n), publish(self._lengths, n)
@@ -283,8 +303,8 @@ class _FlashInferBuffer(_Buffer):
         self._last = staging.array(size.rows, np.int32)
         self._queries = staging.array(size.rows + 1, np.int32)
 
-    def write(self, ledger: Ledger, batch: Batch) -> tuple[FlashInferTables, BatchShape]:
-        shape = ledger.write_flashinfer(batch, self._starts, self._indices, self._last, self._queries, 0)
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[FlashInferTables, BatchShape]:
+        shape = ledger.write_flashinfer(batch, self._starts, self._indices, self._last, self._queries, group)
         n, publish = shape.requests, self.staging.publish
         starts, queries = publish(self._starts, n + 1), publish(self._queries, n + 1)
         indices, last = publish(self._indices, shape.pages), publish(self._last, n)

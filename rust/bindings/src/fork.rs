@@ -38,17 +38,13 @@ impl Ledger {
         Ok(child)
     }
 
-    /// The page copies to carry out before the next forward, in order: for each group int32 [copies, 2], source and
+    /// The page copies of a group to carry out before the next forward, in order: int32 [copies, 2], source and
     /// destination.
-    fn take_page_copies<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyArray2<i32>>>> {
-        let copies = self.shared.with(py, cache_manager::Ledger::take_page_copies)?;
-        let of_group = |group: usize| {
-            let copies = copies.iter().filter(|copy| copy.group.index() == group);
-            let ids = copies.flat_map(|copy| [copy.source, copy.destination]);
-            let ids: Vec<i32> = ids.map(|page| page.0.cast_signed()).collect();
-            let rows = ids.len() / 2;
-            PyArray1::from_vec(py, ids).reshape([rows, 2])
-        };
-        (0..self.config.groups.len()).map(of_group).collect()
+    fn take_page_copies<'py>(&self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyArray2<i32>>> {
+        let group = self.group(group)?;
+        let copies = self.shared.with(py, |ledger| ledger.take_page_copies(group))?;
+        let ids = copies.iter().flat_map(|copy| [copy.source, copy.destination]);
+        let ids = ids.map(|page| page.0.cast_signed()).collect();
+        PyArray1::from_vec(py, ids).reshape([copies.len(), 2])
     }
 }

@@ -45,6 +45,7 @@ impl Ledger {
     fn write_tables(
         &self,
         batch: &Bound<'_, PyAny>,
+        group: GroupId,
         write: impl FnOnce(&mut cache_manager::Ledger, &[SlotId]) -> Result<(), LedgerError>,
     ) -> PyResult<BatchShape> {
         let slots = slots_of(batch, &self.shared, false)?;
@@ -67,13 +68,13 @@ impl Ledger {
                 max_active: shape.max_active,
                 max_total: shape.max_total,
                 pages: shape.total_pages,
-                page_copies: ledger.planned_page_copies(),
+                page_copies: ledger.planned_page_copies(group),
             })
         })
     }
 
     /// The group of a number.
-    fn group(&self, group: usize) -> PyResult<GroupId> {
+    pub(crate) fn group(&self, group: usize) -> PyResult<GroupId> {
         match self.config.groups.get(group) {
             Some(_) => Ok(GroupId(group as u8)),
             None => Err(PyValueError::new_err(format!("there is no group {group}"))),
@@ -100,7 +101,7 @@ impl Ledger {
         let group = self.group(group)?;
         let columns = table.shape()[1];
         let (table, lengths) = (table.as_slice_mut()?, cache_lengths.as_slice_mut()?);
-        self.write_tables(batch, |ledger, slots| {
+        self.write_tables(batch, group, |ledger, slots| {
             ledger.write_cache_lengths(slots, lengths)?;
             ledger.write_rows(group, slots, &mut memory.0.lock(), table, columns)
         })
@@ -125,7 +126,7 @@ impl Ledger {
             slot_mapping: slot_mapping.as_slice_mut()?,
             query_start_loc: query_start_loc.as_slice_mut()?,
         };
-        self.write_tables(batch, |ledger, slots| {
+        self.write_tables(batch, group, |ledger, slots| {
             ledger.write_varlen(group, slots, &mut varlen)?;
             ledger.write_rows(group, slots, &mut memory.0.lock(), table, columns)
         })
@@ -148,7 +149,7 @@ impl Ledger {
             last_page_len: last_page_len.as_slice_mut()?,
             query_indptr: query_indptr.as_slice_mut()?,
         };
-        self.write_tables(batch, |ledger, slots| ledger.write_flashinfer(group, slots, &mut tables))
+        self.write_tables(batch, group, |ledger, slots| ledger.write_flashinfer(group, slots, &mut tables))
     }
 
     /// The page ids of each request's blocks in a group; 0 for a placeholder.

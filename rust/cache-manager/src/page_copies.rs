@@ -26,11 +26,11 @@ pub struct PageCopy {
 pub(crate) type Leaving = HashMap<(GroupId, PageId), u32>;
 
 impl Ledger {
-    /// The page copies that must be carried out in this order before the next forward. They are given once; their
-    /// pages are no longer pinned then.
-    pub fn take_page_copies(&mut self) -> Vec<PageCopy> {
-        let copies = std::mem::take(&mut self.page_copies);
-        for &PageCopy { group, source, destination } in &copies {
+    /// The page copies of a group that must be carried out in this order before the next forward. They are given
+    /// once; their pages are no longer pinned then.
+    pub fn take_page_copies(&mut self, group: GroupId) -> Vec<PageCopy> {
+        let copies: Vec<PageCopy> = self.page_copies.extract_if(.., |copy| copy.group == group).collect();
+        for &PageCopy { source, destination, .. } in &copies {
             for page in [source, destination] {
                 // By way of a reference, which notes the step whose fence a mover must wait for.
                 self.pools[group].acquire(page);
@@ -41,9 +41,9 @@ impl Ledger {
         copies
     }
 
-    /// Page copies that wait to be taken.
-    pub fn planned_page_copies(&self) -> usize {
-        self.page_copies.len()
+    /// Page copies of a group that wait to be taken.
+    pub fn planned_page_copies(&self, group: GroupId) -> usize {
+        self.page_copies.iter().filter(|copy| copy.group == group).count()
     }
 
     /// Whether a step of a request that is exposed, from token `start` on, needs a copy of the page of a group that

@@ -5,8 +5,8 @@ use crate::device::{Cells, Device, Mover, Work, kv_after};
 use block_hash::Token;
 use block_pool::{GroupId, PageId, Step};
 use cache_manager::{
-    CopyEnd, Group, GroupKind, Ledger, LedgerConfig, LedgerError, OnDuplicate, Reserve, RowMemory, SlotId,
-    VarlenTables,
+    CopyEnd, Group, GroupKind, Ledger, LedgerConfig, LedgerError, OnDuplicate, PageCopy, Reserve, RowMemory,
+    SlotId, VarlenTables,
 };
 use std::collections::VecDeque;
 
@@ -282,7 +282,9 @@ impl Driver {
         for (&index, work) in planned.iter().zip(work) {
             launched.push(self.launch_one(index, step, work)?);
         }
-        let mut copies = self.ledger.take_page_copies();
+        let groups = self.ledger.pools().groups();
+        let mut copies: Vec<PageCopy> =
+            groups.flat_map(|group| self.ledger.take_page_copies(group)).collect();
         copies.retain(|_| self.copies_pages);
         self.device.launch(step, copies, launched);
         Ok(())

@@ -1,7 +1,7 @@
 //! Forks: what the child shares, who copies before writing, and how both live on.
 
 use crate::common::{claim, computed, config, finish_copies, forward, hit, private, prompt, row};
-use block_pool::{PageId, PageState, Step};
+use block_pool::{GroupId, PageId, PageState, Step};
 use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, SlotId};
 
 /// Six computed tokens on pages 1 and 2, and a fork of them.
@@ -24,7 +24,7 @@ fn extend(ledger: &mut Ledger, batch: &[SlotId]) -> Result<(), LedgerError> {
 }
 
 fn taken(ledger: &mut Ledger) -> Vec<(u32, u32)> {
-    let copies = ledger.take_page_copies();
+    let copies = ledger.take_page_copies(GroupId::FIRST);
     ledger.verify().unwrap();
     copies.iter().map(|copy| (copy.source.0, copy.destination.0)).collect()
 }

@@ -409,7 +409,8 @@ fn a_page_that_a_copy_is_planned_to_is_not_copied_out_before() {
     scene.ledger.truncate(child, 12).unwrap();
     let refused = scene.refused(|ledger, shelf| ledger.suspend(shelf, &[child]));
     assert_eq!(refused, LedgerError::PageCopyPlanned { slot: child });
-    let [PageCopy { source: from, destination: to, .. }] = scene.ledger.take_page_copies()[..] else {
+    let [PageCopy { source: from, destination: to, .. }] = scene.ledger.take_page_copies(GroupId::FIRST)[..]
+    else {
         panic!("one copy")
     };
     assert_eq!((from, to), (PageId(3), PageId(4)));

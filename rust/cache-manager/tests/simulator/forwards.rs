@@ -30,7 +30,7 @@ impl<W: World> Engine<W> {
         for (&index, told) in planned.iter().zip(told) {
             launched.push(self.launch_one(index, step, &told)?);
         }
-        let copies = self.ledger.take_page_copies();
+        let copies = self.ledger.take_page_copies(GroupId::FIRST);
         let at = self.world.now() + self.random.below(20) as u64;
         self.world.launch(Forward { step, at, copies, batch: launched });
         Ok(())

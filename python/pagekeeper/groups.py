@@ -1,0 +1,147 @@
+"""The groups of layers of a cache: their names, parameters, pages and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from pagekeeper.errors import shown
+from pagekeeper.params import (
+    ChunkedLocal,
+    FullAttention,
+    KVCacheParams,
+    MultiKVCacheParams,
+    SlidingWindow,
+    whole_number,
+)
+from pagekeeper.pools import Pool, pool_for, usable_pages
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+__all__ = ["Buffers", "Groups"]
+
+Buffers: TypeAlias = "Sequence[torch.Tensor | NDArray[np.uint8]]"
+"""Memory of one pool: a list of tensors, or of numpy arrays."""
+
+_Value = TypeVar("_Value")
+
+
+class Groups:
+    """The groups of a cache, in the order in which the ledger numbers them.
+
+    A cache of `MultiKVCacheParams` has named groups; one of other parameters has a single group, without a
+    name.
+
+    Args:
+        params: those of the cache.
+
+    Raises:
+        TypeError: no parameters of a cache.
+        ValueError: a kind of group, or a tier beside several groups, that is not there yet.
+    """
+
+    def __init__(self, params: KVCacheParams | MultiKVCacheParams) -> None:
+        if isinstance(params, MultiKVCacheParams):
+            self.names: tuple[str, ...] = tuple(params)
+            self.params: tuple[KVCacheParams, ...] = tuple(params.values())
+        elif isinstance(params, KVCacheParams):
+            self.names, self.params = (), (params,)
+        else:
+            raise TypeError(
+                f"params: got {type(params).__name__}, must be a KVCacheParams or MultiKVCacheParams"
+            )
+        for name, group in zip(self.names or (None,), self.params, strict=True):
+            if not isinstance(group.kind, FullAttention | SlidingWindow | ChunkedLocal):
+                where = "params.kind" if name is None else f"params[{name!r}].kind"
+                raise ValueError(f"{where}={group.kind}: is not there yet")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is one group, which keeps all tokens."""
+        return len(self.params) == 1 and isinstance(self.params[0].kind, FullAttention)
+
+    def index(self, group: str | None) -> int:
+        """The number of a group.
+
+        Raises:
+            ValueError: there is no such group; a cache without names takes None alone.
+        """
+        if group in self.names:
+            return self.names.index(str(group))
+        if not self.names:
+            if group is None:
+                return 0
+            raise ValueError(f"group={shown(group)}: must be None, the cache has one group")
+        raise ValueError(f"group={shown(group)}: must be one of {', '.join(map(repr, self.names))}")
+
+    def pages(
+        self, total_num_pages: int | Mapping[str, int] | None, available_bytes: int | None
+    ) -> tuple[int, ...]:
+        """Usable pages of each group.
+
+        Raises:
+            ValueError: what is given is missing, doubled, out of range, too small, or not by group.
+        """
+        if not self.names:
+            if isinstance(total_num_pages, Mapping):
+                raise ValueError(f"total_num_pages={shown(total_num_pages)}: must be a number, of one group")
+            return (usable_pages(self.params[0], total_num_pages, available_bytes),)
+        if available_bytes is not None or not isinstance(total_num_pages, Mapping):
+            raise ValueError(
+                f"total_num_pages={shown(total_num_pages)}: must be a mapping of "
+                f"{', '.join(map(repr, self.names))} to pages"
+            )
+        if set(total_num_pages) != set(self.names):
+            raise ValueError(
+                f"total_num_pages: names {', '.join(map(repr, total_num_pages))}, must name each of "
+                f"{', '.join(map(repr, self.names))}"
+            )
+        return tuple(whole_number(total_num_pages[name], f"total_num_pages[{name!r}]") for name in self.names)
+
+    def native(self, pages: Sequence[int]) -> list[tuple[str, int, int, int]]:
+        """What the ledger is told: kind, tokens of the window or chunk, sinks, and pages of each group."""
+        told = []
+        for group, count in zip(self.params, pages, strict=True):
+            match group.kind:
+                case SlidingWindow(window_size=window, sink_tokens=sinks):
+                    told.append(("window", window, sinks, count))
+                case ChunkedLocal(chunk_size=chunk):
+                    told.append(("chunked", chunk, 0, count))
+                case _:
+                    told.append(("full", 0, 0, count))
+        return told
+
+    def make_pools(
+        self, pages: Sequence[int], buffers: Buffers | Mapping[str, Buffers] | None
+    ) -> tuple[Pool, ...]:
+        """A new pool for each group, or pools that adopt `buffers`: by name, where groups have names.
+
+        Raises:
+            ImportError: torch is needed and not installed.
+            TypeError: buffers that are no list of tensors or arrays.
+            ValueError: buffers that do not fit, or are missing for a group.
+        """
+        if not self.names:
+            if isinstance(buffers, Mapping):
+                raise TypeError("buffers: got a mapping, must be a list: the cache has one group")
+            return (pool_for(self.params[0], pages[0], buffers),)
+        if buffers is None:
+            return tuple(
+                pool_for(group, count, None) for group, count in zip(self.params, pages, strict=True)
+            )
+        if not isinstance(buffers, Mapping) or set(buffers) != set(self.names):
+            raise ValueError(f"buffers: must be a mapping of {', '.join(map(repr, self.names))} to lists")
+        pools = []
+        for name, group, count in zip(self.names, self.params, pages, strict=True):
+            try:
+                pools.append(pool_for(group, count, buffers[name]))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{name!r}: {error}") from error
+        return tuple(pools)
+
+    def by_name(self, values: Sequence[_Value]) -> dict[str, _Value]:
+        """One value a group, under its name."""
+        return dict(zip(self.names, values, strict=True))
