@@ -27,6 +27,8 @@ FULL: dict[str, Any] = {
     "fsync": "always",
     "block_store_endpoint": ENDPOINT,
     "num_copy_lanes": 2,
+    "host_pin_memory": True,
+    "host_numa_node": 1,
 }
 """Every field with another value than its default."""
 
@@ -58,6 +60,8 @@ def test_without_arguments_every_field_has_its_default() -> None:
         "fsync": "batch",
         "block_store_endpoint": None,
         "num_copy_lanes": 1,
+        "host_pin_memory": False,
+        "host_numa_node": None,
     }
 
 
@@ -115,6 +119,7 @@ def test_the_warning_leads_to_the_users_line_whichever_way_the_name_goes(
         ("disk_offload_max_gb", 0),
         ("num_disk_workers", 1),
         ("num_copy_lanes", 1),
+        ("host_numa_node", 0),
     ],
 )
 def test_the_least_value_of_a_range_is_accepted(field: str, least: float) -> None:
@@ -128,6 +133,7 @@ def test_the_least_value_of_a_range_is_accepted(field: str, least: float) -> Non
         ("disk_offload_max_gb", sys.float_info.max),
         ("num_disk_workers", 2**31 - 1),
         ("num_copy_lanes", 64),
+        ("host_numa_node", 2**31 - 1),
     ],
 )
 def test_the_greatest_value_of_a_range_is_accepted(field: str, most: float) -> None:
@@ -141,7 +147,7 @@ def test_a_size_is_kept_as_a_float_whatever_number_it_was(field: str, given: Any
     assert (type(kept), kept) == (float, 2.0)
 
 
-@pytest.mark.parametrize("field", ["num_disk_workers", "num_copy_lanes"])
+@pytest.mark.parametrize("field", ["num_disk_workers", "num_copy_lanes", "host_numa_node"])
 def test_numpy_integers_are_kept_as_plain_ones(field: str) -> None:
     kept = getattr(make(**{field: np.uint16(7)}), field)
     assert (type(kept), kept) == (int, 7)
@@ -178,6 +184,7 @@ def test_the_endpoint_does_not_show_in_the_printed_form() -> None:
 ABOVE_0 = "a finite number of GiB above 0, or None"
 FROM_0 = "a finite number of GiB from 0, or None"
 WHOLE = "a whole number from 1 to 2**31 - 1"
+NODE = "a whole number from 0 to 2**31 - 1, or None"
 PATH = "a path (a str that is not empty, an os.PathLike), or None"
 NO_NUMBERS: list[object] = [True, np.True_, "3", b"3", [3], 3j]
 
@@ -196,6 +203,8 @@ NO_NUMBERS: list[object] = [True, np.True_, "3", b"3", [3], 3j]
         *(("disk_offload_dir", value, PATH) for value in ["", "kv\0", "\udcff", b"kv", 3, True, ["kv"]]),
         *(("num_disk_workers", value, WHOLE) for value in [0, -1, 2**31, 8.0, None, *NO_NUMBERS]),
         *(("num_copy_lanes", value, "a whole number from 1 to 64") for value in [0, 65, None, *NO_NUMBERS]),
+        *(("host_numa_node", value, NODE) for value in [-1, 2**31, 1.0, *NO_NUMBERS]),
+        *(("host_pin_memory", value, "True or False") for value in [0, 1, None, "true", np.True_]),
         *(("fsync", value, "one of 'batch', 'none', 'always'") for value in ["never", None, True, ["none"]]),
         *(
             ("block_store_endpoint", value, "an address such as 'tcp://host:port', or None")

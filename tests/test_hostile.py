@@ -450,6 +450,7 @@ def test_a_page_may_be_larger_than_any_prompt() -> None:
 @pytest.mark.parametrize(("room", "pages"), [(2.0, 1), (2.99, 1), (3.0, 2)])
 def test_bytes_buy_whole_pages_and_the_null_page(room: float, pages: int) -> None:
     params = manager().params
+    assert isinstance(params, pk.KVCacheParams)
     given = int(room * params.bytes_per_page)
     kv = pk.PagedKVCacheManager(params, max_batch_size=1, available_bytes=given, allocate_pools=False)
     assert kv.block_count().total == pages

@@ -71,6 +71,10 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
         block_store_endpoint: address of the distributed store, such as "tcp://host:port" or "ipc:///path".
             "dkv" needs one. It may hold a password: the printed form leaves it out.
         num_copy_lanes: threads that copy between device and host, 1 to 64.
+        host_pin_memory: whether host memory is pinned, so that the system does not swap it. What cannot be
+            pinned is used all the same, with a warning in the log.
+        host_numa_node: the NUMA node, from 0, that host memory is taken from and that the tier's threads run
+            on. None is wherever the system puts them.
 
     Raises:
         pydantic.ValidationError: a `ValueError`. A value is not allowed, a field is unknown, or "dkv" has no
@@ -88,6 +92,8 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
     fsync: Fsync = "batch"
     block_store_endpoint: str | None = Field(default=None, repr=False)
     num_copy_lanes: int = 1
+    host_pin_memory: bool = False
+    host_numa_node: int | None = None
 
     if TYPE_CHECKING:  # what may be given is wider than what is kept
 
@@ -102,6 +108,8 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
             fsync: Fsync = "batch",
             block_store_endpoint: str | None = None,
             num_copy_lanes: int = 1,
+            host_pin_memory: bool = False,
+            host_numa_node: int | None = None,
         ) -> None: ...
 
     @classmethod
@@ -245,6 +253,12 @@ def _endpoint(value: object, name: str) -> str:
     return str(value)
 
 
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={shown(value)}: must be True or False")
+    return value
+
+
 def _is_text(value: object) -> TypeGuard[str]:
     """Whether `value` is a string that means something outside of Python: no NUL in it, no lone surrogate."""
     return isinstance(value, str) and value != "" and re.search("[\0\ud800-\udfff]", value) is None
@@ -259,4 +273,6 @@ _PARSERS: dict[str, _Parser] = {
     "fsync": _one_of(*get_args(Fsync)),
     "block_store_endpoint": _optional(_endpoint),
     "num_copy_lanes": partial(whole_number, most=64),
+    "host_pin_memory": _flag,
+    "host_numa_node": _optional(partial(whole_number, least=0)),
 }

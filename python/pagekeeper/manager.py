@@ -268,7 +268,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
     def metrics(self) -> dict[str, int]:
         """Counters since the start and gauges of now, by name; docs/operations.md says what each counts.
 
-        All are whole numbers of requests, calls, pages, blocks or tokens.
+        All are whole numbers of requests, calls, pages, blocks, tokens or bytes.
         """
         own = self._core.metrics()
         return own if self._tiers is None else {**own, **self._tiers.metrics()}

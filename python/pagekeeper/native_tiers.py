@@ -6,6 +6,7 @@ left here is what Python is told: transfers, and which requests are ready.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeTiers", "tiered_connector"]
 
+_log = logging.getLogger("pagekeeper")
+
 
 def tiered_connector(
     config: KVConnectorConfig | None,
@@ -40,7 +43,7 @@ def tiered_connector(
         disk: where the disk tier is, if there is one.
 
     Raises:
-        ValueError: what is not there yet, a size that does not fit, or no pool.
+        ValueError: what is not there yet, a size that does not fit, a NUMA node that is nowhere, or no pool.
     """
     if config is None or config.type == "null":
         return None
@@ -59,6 +62,8 @@ def tiered_connector(
         host_bytes=_bytes(config.host_offload_max_gb),
         policy=policy.value,
         lanes=config.num_copy_lanes,
+        pin=config.host_pin_memory,
+        numa_node=config.host_numa_node,
         disk=disk,
         disk_bytes=_bytes(config.disk_offload_max_gb),
         disk_workers=config.num_disk_workers,
@@ -85,6 +90,12 @@ class NativeTiers(OuterTiers):
         self._native = connector
         self._ended: dict[int, str] = {}
         """How copies ended that the ledger has not been told of."""
+        self._warn()
+
+    def _warn(self) -> None:
+        """Logs what the tier's threads have to say."""
+        for warning in self._native.take_warnings():
+            _log.warning("%s", warning)
 
     def alloc(
         self, batch: Batch, num_tokens: int | ArrayLike | None, *, plan: bool = True
@@ -131,6 +142,7 @@ class NativeTiers(OuterTiers):
         Raises:
             ValueError: a copy is still in flight here.
         """
+        self._warn()
         self._ended.update(self._core.take_ended())
         if copies is None:
             loads_first = sorted(self._ended.items(), key=lambda end: end[0] not in self._loads)
@@ -148,3 +160,8 @@ class NativeTiers(OuterTiers):
         super().settle(ends, slots)
         for copy, _ in ends:
             self._ended.pop(copy, None)
+
+    def shutdown(self) -> None:
+        """As `OuterTiers.shutdown`, once everything is told."""
+        self._warn()
+        super().shutdown()

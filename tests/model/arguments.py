@@ -138,6 +138,8 @@ CONNECTOR: Arguments = dict(
     fsync="batch",
     block_store_endpoint="tcp://a:1",
     num_copy_lanes=1,
+    host_pin_memory=True,
+    host_numa_node=0,
 )
 MANAGER: Arguments = dict(
     session=None,
@@ -494,6 +496,8 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "secondary_offload_min_priority": fixed(COUNT | NOTHING | {"101": 101}),
     "selective_min_priority": fixed(COUNT | without(NOTHING, "None") | {"101": 101}),
     "num_copy_lanes": fixed(SIZE | NOTHING | {"65": 65}),
+    "host_pin_memory": fixed(FLAG),
+    "host_numa_node": fixed(COUNT),
     "dtype": fixed(WORD),
     "n_kv_heads": fixed(SIZE | NOTHING),
     "head_dim": fixed(SIZE | NOTHING),

@@ -34,7 +34,8 @@ class HostCache:
         pages: on the device.
         units: in host memory.
         lanes: threads that copy.
-        disk: how blocks go to a disk too, in the fields of `KVConnectorConfig`.
+        host: how its host memory is kept, in the fields of `KVConnectorConfig`.
+        disk: how blocks go to a disk too, likewise.
         model_name: of the cache.
         weights_revision: of the cache.
         params: of the cache; also the shape of its pages.
@@ -49,6 +50,7 @@ class HostCache:
         units: int = 32,
         lanes: int = 2,
         *,
+        host: Mapping[str, Any] = MappingProxyType({}),
         disk: Mapping[str, Any] = MappingProxyType({}),
         model_name: str | None = None,
         weights_revision: str | None = None,
@@ -57,8 +59,9 @@ class HostCache:
         given: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
         given = {**given, "page_size": PAGE_SIZE, **params}
         num_bytes = pk.MHAKVCacheParams(**given).bytes_per_page
+        size = units * num_bytes / 2**30
         config = pk.KVConnectorConfig(
-            type="rust_tiered", host_offload_max_gb=units * num_bytes / 2**30, num_copy_lanes=lanes, **disk
+            type="rust_tiered", host_offload_max_gb=size, num_copy_lanes=lanes, **host, **disk
         )
         self.params = pk.MHAKVCacheParams(**given, kv_connector_config=config)
         self.memory = memory_of(pages, num_bytes)

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tiered_connector::connector::{Closed, NotReset, Offered, Refused, TieredConnector as Core};
 use tiered_connector::copy::{CpuEngine, Region};
-use tiered_connector::host::{Arena, limits, sizing};
+use tiered_connector::host::pin::{PageLock, Pinning};
+use tiered_connector::host::{Arena, limits, sizing, topology};
 use tiered_connector::job::{Offer, TierKey};
 
 /// Blocks in host memory, copied by Rust threads: a `KVConnector`.
@@ -26,12 +27,18 @@ use tiered_connector::job::{Offer, TierKey};
 ///     host_bytes: size of the tier in bytes. None: 1.5 times the pool, at most half of what may still be used.
 ///     policy: "priority_lru" or "priority_slru".
 ///     lanes: threads that copy.
+///     pin: whether host memory is to be kept from being swapped.
+///     numa_node: the NUMA node that threads of the tier run on. None: any.
 ///
 /// Raises:
-///     ValueError: arrays that are no pool; a size that does not fit, or that not one page fits in.
+///     ValueError: arrays that are no pool; a size that does not fit, or that not one page fits in; no such node.
 #[pyclass(module = "pagekeeper._native", frozen, weakref)]
 pub(crate) struct TieredConnector {
     pub(crate) core: Core,
+    /// Dropped after `core`, and before the memory that it pins.
+    pinning: Option<Pinning>,
+    /// What the user has not been told of.
+    warnings: Mutex<Vec<String>>,
     engine: Arc<CpuEngine>,
     pages: usize,
     /// The pool's memory; dropped after `core`, whose threads use it. None while it is given up.
@@ -134,7 +141,7 @@ impl TieredConnector {
 #[pymethods]
 impl TieredConnector {
     #[new]
-    #[pyo3(signature = (*, pages, host_bytes, policy, lanes, disk = None, disk_bytes = None, disk_workers = 32, fsync = "batch"))]
+    #[pyo3(signature = (*, pages, host_bytes, policy, lanes, pin = false, numa_node = None, disk = None, disk_bytes = None, disk_workers = 32, fsync = "batch"))]
     #[expect(clippy::too_many_arguments, reason = "by name, from Python alone")]
     #[expect(clippy::needless_pass_by_value, reason = "an argument of Python's")]
     fn new(
@@ -142,6 +149,8 @@ impl TieredConnector {
         host_bytes: Option<u64>,
         policy: &str,
         lanes: usize,
+        pin: bool,
+        numa_node: Option<u32>,
         disk: Option<&DiskDirectory>,
         disk_bytes: Option<u64>,
         disk_workers: usize,
@@ -157,6 +166,14 @@ impl TieredConnector {
         let arena =
             Arena::new(units, unit_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let arena = Arc::new(arena);
+        let node = topology::node_for(Path::new("/"), numa_node, None)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        // Each thread that is started from here on touches the arena there.
+        let (_stay, not_bound) = match node.map(|node| node.stay()).transpose() {
+            Ok(stay) => (stay, None),
+            Err(error) => (None, Some(format!("host_numa_node: {error}"))),
+        };
+        let no_thread = |what: &str, error| PyRuntimeError::new_err(format!("cannot start {what}: {error}"));
         let engine = Arc::new(CpuEngine::new(regions, Arc::clone(&arena)));
         #[cfg(feature = "faults")]
         let faults = Arc::default();
@@ -164,14 +181,18 @@ impl TieredConnector {
         let core = crate::faults::tier(units, unit_bytes, policy, lanes, Arc::clone(&engine), &faults);
         #[cfg(not(feature = "faults"))]
         let core = Core::new(units, unit_bytes, policy, lanes, Box::new(Arc::clone(&engine)));
-        let mut core =
-            core.map_err(|error| PyRuntimeError::new_err(format!("cannot start {lanes} threads: {error}")))?;
+        let mut core = core.map_err(|error| no_thread(&format!("{lanes} threads"), error))?;
+        let pinning =
+            pin.then(|| Pinning::start(Arc::clone(&arena), Box::new(PageLock), Pinning::CHUNK_BYTES));
+        let pinning = pinning.transpose().map_err(|error| no_thread("a thread", error))?;
         if let Some(disk) = disk {
             let (index, vault) = disk.open(arena, count, disk_bytes, disk_workers, fsync, policy)?;
             core = core.above(index, vault);
         }
         Ok(TieredConnector {
             core,
+            pinning,
+            warnings: Mutex::new(not_bound.into_iter().collect()),
             engine,
             pages: count,
             pool: Mutex::new(pool),
@@ -296,6 +317,7 @@ impl TieredConnector {
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let metrics = self.core.metrics();
         let counted = metrics.index;
+        let pinned = self.pinning.as_ref().map(Pinning::progress).unwrap_or_default();
         let named = [
             ("host_stored_blocks", counted.stored),
             ("host_loaded_blocks", counted.loaded),
@@ -313,6 +335,9 @@ impl TieredConnector {
             ("host_private_units", metrics.private_units.into()),
             ("host_units", metrics.units.into()),
             ("host_jobs", metrics.jobs as u64),
+            ("host_pin_asked_bytes", pinned.asked),
+            ("host_pinned_bytes", pinned.pinned),
+            ("host_pin_refused_bytes", pinned.refused),
         ];
         let below = metrics.below.map(|below| {
             let (counted, vault) = (below.index, below.vault);
@@ -345,6 +370,14 @@ impl TieredConnector {
         Ok(result)
     }
 
+    /// What the user has to be told, once.
+    fn take_warnings(&self) -> Vec<String> {
+        let mut warnings = std::mem::take(&mut *self.warnings.lock());
+        let refused = self.pinning.as_ref().and_then(Pinning::take_warning);
+        warnings.extend(refused.map(|refused| format!("host_pin_memory: {refused}")));
+        warnings
+    }
+
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
         match py.detach(|| self.core.reset()) {
             Ok(()) => Ok(()),
@@ -366,11 +399,16 @@ impl TieredConnector {
         Ok(py.detach(|| self.core.drain(timeout)))
     }
 
-    /// Gives copies in flight so many seconds to end, ends the threads, and lets go of the pool's memory.
+    /// Gives copies in flight so many seconds to end, ends the threads, unpins host memory, and lets go of the pool's.
     #[pyo3(signature = (timeout = 5.0))]
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(timeout)?;
-        py.detach(|| self.core.shutdown(timeout));
+        py.detach(|| {
+            self.core.shutdown(timeout);
+            if let Some(pinning) = &self.pinning {
+                pinning.stop();
+            }
+        });
         if self.core.check_open() != Err(Closed::Forked) {
             self.let_memory_go(py); // a fork may have caught a thread of the parent's in the middle of a copy
         }

@@ -95,7 +95,8 @@ impl Array<u64> {
         Array { len, ..Array::with_room(len) }
     }
 
-    /// [`Array::zeros`]; `None` if there is no address space for them.
+    /// [`Array::zeros`]; `None` if there is no address space for them. Where they are 64 KiB or more they begin at a page
+    /// of the system's, and their last page holds nothing else.
     pub fn try_zeros(len: usize) -> Option<Array<u64>> {
         let array = Array::with_capacity(len);
         (array.capacity() >= len).then_some(Array { len, ..array })

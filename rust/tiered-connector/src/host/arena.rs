@@ -2,6 +2,9 @@
 
 use crate::job::UnitId;
 use memory::Array;
+use rustix::param::page_size;
+use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::ptr::NonNull;
 use thiserror::Error;
 
@@ -36,6 +39,8 @@ impl Arena {
     /// bytes begin at one, as direct I/O wants it.
     const ALIGNMENT: usize = 64;
     const SMALL: usize = 1 << 12;
+    /// The memory is a multiple of this, and so whole pages of the system's, however large they are.
+    const PAGES: usize = 1 << 16;
 
     /// `units` units of `unit_bytes` bytes.
     ///
@@ -46,6 +51,7 @@ impl Arena {
         let alignment = if unit_bytes < Self::SMALL { 1 } else { Self::ALIGNMENT };
         let stride = unit_bytes.checked_next_multiple_of(alignment).ok_or(refused)?;
         let bytes = stride.checked_mul(units as usize).ok_or(refused)?;
+        let bytes = bytes.checked_next_multiple_of(Self::PAGES).ok_or(refused)?;
         let mut memory = Array::try_zeros(bytes.div_ceil(size_of::<u64>())).ok_or(refused)?;
         let start = NonNull::from(&mut *memory).cast();
         Ok(Arena { start, _memory: memory, unit_bytes, stride, units })
@@ -77,5 +83,18 @@ impl Arena {
         assert!(unit.0 < self.units, "there is no unit {}", unit.0);
         // SAFETY: inside the arena.
         unsafe { self.start.add(unit.0 as usize * self.stride) }
+    }
+
+    /// The memory of some units, others of which may be in use, in whole pages. A page that units share is the first
+    /// one's: that of small units is empty but for one in so many.
+    ///
+    /// # Panics
+    /// If there are no such units.
+    pub(crate) fn pages_of(&self, units: Range<u32>) -> &[UnsafeCell<u8>] {
+        assert!(units.start <= units.end && units.end <= self.units, "there are no units {units:?}");
+        let border = |unit: u32| (unit as usize * self.stride).next_multiple_of(page_size());
+        let (from, to) = (border(units.start), border(units.end));
+        // SAFETY: the arena's own bytes, for as long as it is borrowed, and behind cells: who uses units writes there.
+        unsafe { std::slice::from_raw_parts(self.start.add(from).cast().as_ptr(), to - from) }
     }
 }

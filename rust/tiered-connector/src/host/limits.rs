@@ -67,6 +67,12 @@ fn least(root: &Path, soft_limits: Vec<SoftLimit>) -> Usable {
     Usable { bytes: by.left(), by }
 }
 
+/// What limits memory that this process keeps from being swapped, if something does. `root` is as in [`usable`].
+pub(super) fn locked(root: &Path) -> Option<Limit> {
+    let limit = SoftLimit::of("RLIMIT_MEMLOCK", "VmLck:", Resource::Memlock)?;
+    limit.against(&read(&root.join("proc/self/status"))?)
+}
+
 fn machine(root: &Path) -> Option<Limit> {
     let available = kibibytes(&read(&root.join("proc/meminfo"))?, "MemAvailable:")?;
     Some(Limit::Machine { available })
@@ -83,14 +89,14 @@ struct SoftLimit {
 
 fn soft_limits() -> Vec<SoftLimit> {
     let limits = [("RLIMIT_AS", "VmSize:", Resource::As), ("RLIMIT_DATA", "VmData:", Resource::Data)];
-    (limits.into_iter())
-        .filter_map(|(resource, usage, id)| {
-            Some(SoftLimit { resource, usage, bytes: getrlimit(id).current? })
-        })
-        .collect()
+    limits.into_iter().filter_map(|(resource, usage, id)| SoftLimit::of(resource, usage, id)).collect()
 }
 
 impl SoftLimit {
+    fn of(resource: &'static str, usage: &'static str, id: Resource) -> Option<SoftLimit> {
+        Some(SoftLimit { resource, usage, bytes: getrlimit(id).current? })
+    }
+
     fn against(self, status: &str) -> Option<Limit> {
         let used = kibibytes(status, self.usage)?;
         Some(Limit::Process { resource: self.resource, bytes: self.bytes, used })
@@ -126,7 +132,7 @@ impl fmt::Display for Limit {
 }
 
 /// The text of a file, if it can be read. Bytes that are no UTF-8 spoil only what they are part of.
-fn read(path: &Path) -> Option<String> {
+pub(super) fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
 }
 

@@ -1,10 +1,10 @@
 //! Trees of files as kernels and container runtimes lay them out.
 
 use super::{Limit, SoftLimit, Usable, least, number, read, soft_limits, usable};
+use crate::host::tree::Tree;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::{env, fs, process};
+use std::fs;
+use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -15,14 +15,12 @@ const V2_MOUNT: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2
 const UNIFIED_MOUNT: &str = "31 30 0:27 / /sys/fs/cgroup/unified rw shared:5 - cgroup2 cgroup2 rw";
 const V1_UNLIMITED: &str = "9223372036854771712";
 
-/// The files of a machine with 48 GiB to give, in a folder that goes when this is dropped.
-struct Machine(PathBuf);
+/// The files of a machine with 48 GiB to give.
+struct Machine(Tree);
 
 impl Machine {
     fn new(memberships: &str, mounts: &[&str]) -> Machine {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let name = format!("limits-{}-{}", process::id(), MADE.fetch_add(1, Ordering::Relaxed));
-        Machine(env::temp_dir().join(name))
+        Machine(Tree::default())
             .file(
                 "proc/meminfo",
                 "MemTotal:       67108864 kB\nMemFree:  1024 kB\nMemAvailable:   50331648 kB\n",
@@ -32,14 +30,11 @@ impl Machine {
     }
 
     fn file(self, path: &str, content: impl AsRef<[u8]>) -> Machine {
-        let path = self.0.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-        self
+        Machine(self.0.file(path, content))
     }
 
     fn without(self, path: &str) -> Machine {
-        fs::remove_file(self.0.join(path)).unwrap();
+        fs::remove_file(self.0.root().join(path)).unwrap();
         self
     }
 
@@ -62,13 +57,7 @@ impl Machine {
 
     /// What a process without soft limits may use.
     fn usable(&self) -> Usable {
-        least(&self.0, Vec::new())
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
+        least(self.0.root(), Vec::new())
     }
 }
 
@@ -361,18 +350,18 @@ fn soft_limits_leave_what_the_process_does_not_have_yet() {
     let address_space = || limit("RLIMIT_AS", "VmSize:", 3 * GIB);
     let data = limit("RLIMIT_DATA", "VmData:", 2 * GIB);
     let by = Limit::Process { resource: "RLIMIT_AS", bytes: 3 * GIB, used: GIB };
-    assert_eq!(least(&machine.0, vec![address_space()]), Usable { bytes: 2 * GIB, by });
+    assert_eq!(least(machine.0.root(), vec![address_space()]), Usable { bytes: 2 * GIB, by });
     let by = Limit::Process { resource: "RLIMIT_DATA", bytes: 2 * GIB, used: 512 * MIB };
-    assert_eq!(least(&machine.0, vec![address_space(), data]), Usable { bytes: 1536 * MIB, by });
+    assert_eq!(least(machine.0.root(), vec![address_space(), data]), Usable { bytes: 1536 * MIB, by });
 }
 
 #[test]
 fn a_soft_limit_without_a_known_usage_does_not_count() {
     let limit = || SoftLimit { resource: "RLIMIT_AS", usage: "VmSize:", bytes: GIB };
     let machine = Machine::new("", &[]);
-    assert_eq!(least(&machine.0, vec![limit()]), all_of_the_machine());
+    assert_eq!(least(machine.0.root(), vec![limit()]), all_of_the_machine());
     let machine = machine.file("proc/self/status", "VmSize:\t lots\n");
-    assert_eq!(least(&machine.0, vec![limit()]), all_of_the_machine());
+    assert_eq!(least(machine.0.root(), vec![limit()]), all_of_the_machine());
 }
 
 #[test]
