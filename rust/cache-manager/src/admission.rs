@@ -425,8 +425,10 @@ impl Ledger {
             if let Some(node) = taken.evicted {
                 let key = self.tree.key(NodeId(node.0));
                 self.tree.clear_page(NodeId(node.0), GroupId::FIRST);
-                self.events.removed(key);
-                self.evicted.add(key, self.step);
+                if let Some(key) = key {
+                    self.events.removed(key);
+                    self.evicted.add(key, self.step);
+                }
                 self.counters.evictions += 1;
                 self.counters.residency.add(self.step.0 - self.pool.published(taken.page).0);
             }

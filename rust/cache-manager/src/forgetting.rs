@@ -113,7 +113,9 @@ impl Ledger {
         for node in below {
             let unused = self.tree.page(node, GroupId::FIRST).filter(|&page| self.pool.is_evictable(page));
             let Some(page) = unused else { continue };
-            self.events.removed(self.tree.key(node));
+            if let Some(key) = self.tree.key(node) {
+                self.events.removed(key);
+            }
             self.pool.withdraw(page);
             self.tree.clear_page(node, GroupId::FIRST);
             forgotten += 1;
