@@ -283,7 +283,7 @@ fn a_child_that_is_alone_again_is_found() {
 fn a_search_ends_after_as_many_offers_as_it_says() {
     let (mut tree, root) = tree();
     let most = PrefixTree::MAX_OFFERS;
-    let nodes: Vec<NodeId> = (0..most + 1)
+    let nodes: Vec<NodeId> = (0..=most)
         .map(|key| store(&mut tree, root, key as u64, [5, key as Token, 0, 0, 0, 0, 0, 0]))
         .collect();
     let usable = |index: usize| tree.longest_partial(root, &[5, -1], &[], |node| node == nodes[index]);
@@ -363,8 +363,9 @@ fn each_of_100_000_siblings_is_found_while_others_go() {
     let (mut tree, root) = tree();
     // The first four tokens are the same of all, the next two tell ten thousand apart.
     let tokens = |number: Token| [7, 7, 7, 7, number % 1_000, number / 1_000 % 10, number / 10_000, 1];
-    let nodes: Vec<NodeId> =
-        (0..100_000).map(|number| store(&mut tree, root, number as u64, tokens(number))).collect();
+    let nodes: Vec<NodeId> = (0..100_000)
+        .map(|number| store(&mut tree, root, u64::from(number.unsigned_abs()), tokens(number)))
+        .collect();
     for &node in nodes.iter().step_by(2) {
         tree.clear_page(node, GroupId::FIRST);
     }
@@ -387,8 +388,9 @@ fn each_of_100_000_siblings_is_found_while_others_go() {
 fn the_only_one_of_10_000_siblings_with_a_page_is_found() {
     let (mut tree, root) = tree();
     let tokens = |number: Token| [7, 7, 7, 7, 7, 7, number, 1];
-    let nodes: Vec<NodeId> =
-        (0..10_000).map(|number| store(&mut tree, root, number as u64, tokens(number))).collect();
+    let nodes: Vec<NodeId> = (0..10_000)
+        .map(|number| store(&mut tree, root, u64::from(number.unsigned_abs()), tokens(number)))
+        .collect();
     for &node in &nodes {
         tree.anchor(node);
     }
