@@ -409,7 +409,9 @@ impl Ledger {
             if let Some(node) = taken.evicted {
                 let key = self.tree.key(NodeId(node.0));
                 self.tree.clear_page(NodeId(node.0), group);
-                if group == lead {
+                if group == lead
+                    && let Some(key) = key
+                {
                     self.events.removed(key);
                     self.evicted.add(key, self.step);
                 }

@@ -258,7 +258,8 @@ fn tell_priority(pool: &Pool, tree: &PrefixTree, events: &mut EventLog, page: Pa
     let after = pool.priority(page);
     if before != after
         && let Some(link) = pool.node(page)
+        && let Some(key) = tree.key(NodeId(link.0))
     {
-        events.updated(tree.key(NodeId(link.0)), Change::Priority(before, after));
+        events.updated(key, Change::Priority(before, after));
     }
 }
