@@ -1,0 +1,131 @@
+//! What a pool does for the other groups of its slab, and what it asks of them.
+
+use crate::huge::Rank;
+use crate::ids::{NodeLink, PageId, Priority, Step};
+use crate::page::{Flags, Page};
+use crate::pool::{Pool, Taken};
+use crate::queue::QueueId;
+
+impl Pool {
+    /// Whether other groups have pages in the slab.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.book.is_some()
+    }
+
+    /// Pages in a huge page.
+    pub(crate) fn ratio(&self) -> u32 {
+        self.book.as_ref().map_or(1, |book| book.ratio())
+    }
+
+    /// Huge pages that any group of the slab may claim; none of a pool that shares with nobody.
+    pub(crate) fn parked(&self) -> u32 {
+        self.book.as_ref().map_or(0, |book| book.parked())
+    }
+
+    /// Pages that can be had by nobody else.
+    pub(crate) fn own_room(&self) -> u32 {
+        self.book.as_ref().map_or(self.available(), |book| book.idle())
+    }
+
+    /// Whether `huge` is the group's.
+    pub(crate) fn owns(&self, huge: PageId) -> bool {
+        self.book.as_ref().is_some_and(|book| book.owns(huge))
+    }
+
+    /// Takes over `huge`, all of whose pages are blank then. `last_use` is the last step whose forward may touch
+    /// the bytes; `pristine`: nobody had it before.
+    pub(crate) fn claim_huge(&mut self, huge: PageId, last_use: Step, pristine: bool) {
+        let Some(book) = &mut self.book else { return };
+        book.set_owned(huge, true);
+        let inside = book.little(huge);
+        let needed = (huge.index() + 1) * book.ratio() as usize;
+        self.add_pages(needed.saturating_sub(self.pages.len()));
+        for page in inside {
+            let record = &mut self.pages[page.index()];
+            record.last_use = record.last_use.max(last_use);
+            record.flags.set(Flags::FRESH, pristine);
+            self.enqueue(page);
+        }
+    }
+
+    /// Gives up the parked `huge` and what its pages stand for. Gives the last step whose forward may touch the
+    /// bytes.
+    pub(crate) fn give_up_huge(&mut self, huge: PageId, mut lost: impl FnMut(PageId, NodeLink)) -> Step {
+        let mut last_use = Step(0);
+        let Some(inside) = self.book.as_ref().map(|book| book.little(huge)) else { return last_use };
+        for page in inside {
+            self.dequeue(page);
+            if let Some(node) = self.node(page) {
+                lost(page, node);
+            }
+            let record = &mut self.pages[page.index()];
+            if record.flags.has(Flags::TIMED) {
+                self.limits.set(page, None, None);
+            }
+            last_use = last_use.max(record.last_use);
+            *record = Page::new(self.default_priority);
+        }
+        if let Some(book) = &mut self.book {
+            book.set_owned(huge, false);
+        }
+        last_use
+    }
+
+    /// The parked huge page that goes first and when that is; without a time: it holds nothing cached.
+    pub(crate) fn first_parked(&mut self) -> Option<(PageId, Option<Rank>)> {
+        let book = self.book.as_mut()?;
+        book.rank(&self.pages, &self.queues);
+        book.first()
+    }
+
+    /// Hands out up to `count` pages that stand for nothing.
+    pub(crate) fn take_blank(&mut self, count: u32, priority: Priority, taken: &mut Vec<Taken>) {
+        if self.queues.has_uncached() {
+            self.take_front(QueueId::UNCACHED, count as usize, priority, taken);
+        }
+    }
+
+    /// Hands out up to `count` cached pages, as long as they go before `bound`.
+    pub(crate) fn take_before(
+        &mut self,
+        bound: Option<Rank>,
+        count: u32,
+        priority: Priority,
+        taken: &mut Vec<Taken>,
+    ) {
+        let Some(bound) = bound else {
+            self.take_many(count.min(self.queues.len()), priority, taken);
+            return;
+        };
+        for _ in 0..count {
+            let rank = |page: &Page| (page.priority, page.stamp);
+            match self.queues.first(&self.pages) {
+                Some(page) if rank(&self.pages[page.index()]) < bound => {
+                    let page = self.take_page(page, priority);
+                    taken.push(page);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Hands out `count` pages of huge pages that are not parked, in the order of eviction; there are as many.
+    pub(crate) fn take_in_use(&mut self, count: u32, priority: Priority, taken: &mut Vec<Taken>) {
+        let Some(book) = &self.book else { return };
+        if book.parked() == 0 {
+            self.take_many(count, priority, taken);
+            return;
+        }
+        // No more than the pages of the parked ones are passed over.
+        let most = (count + book.parked() * book.ratio()) as usize;
+        let blank = self.queues.iter(&self.pages, QueueId::UNCACHED).take(most);
+        let order = blank.chain(self.queues.next_cached(&self.pages, most));
+        let in_use = |page: &PageId| book.held(book.huge_of(*page)) > 0;
+        let victims: Vec<PageId> = order.filter(in_use).take(count as usize).collect();
+        for page in victims {
+            let page = self.take_page(page, priority);
+            taken.push(page);
+        }
+    }
+}
