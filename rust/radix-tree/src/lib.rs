@@ -12,6 +12,7 @@
 //! the block, or none. A node without pages and without children does not exist.
 #![forbid(unsafe_code)]
 
+mod branches;
 mod contents;
 mod extra_keys;
 mod family;

@@ -244,7 +244,9 @@ impl PrefixTree {
         let node = if node == NONE {
             self.nodes.push(Node::UNUSED);
             self.tokens.push();
-            self.slots.extend_by(usize::from(self.groups) - 1, PageId::NULL);
+            if self.groups > 1 {
+                self.slots.extend_by(usize::from(self.groups) - 1, PageId::NULL);
+            }
             NodeId(self.nodes.len() as u32 - 1)
         } else {
             self.unlink(NodeId(node));

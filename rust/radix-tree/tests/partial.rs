@@ -364,7 +364,7 @@ fn each_of_100_000_siblings_is_found_while_others_go() {
     // The first four tokens are the same of all, the next two tell ten thousand apart.
     let tokens = |number: Token| [7, 7, 7, 7, number % 1_000, number / 1_000 % 10, number / 10_000, 1];
     let nodes: Vec<NodeId> = (0..100_000)
-        .map(|number| store(&mut tree, root, u64::from(number.unsigned_abs()), tokens(number)))
+        .map(|number: Token| store(&mut tree, root, u64::from(number.unsigned_abs()), tokens(number)))
         .collect();
     for &node in nodes.iter().step_by(2) {
         tree.clear_page(node, GroupId::FIRST);
@@ -389,7 +389,7 @@ fn the_only_one_of_10_000_siblings_with_a_page_is_found() {
     let (mut tree, root) = tree();
     let tokens = |number: Token| [7, 7, 7, 7, 7, 7, number, 1];
     let nodes: Vec<NodeId> = (0..10_000)
-        .map(|number| store(&mut tree, root, u64::from(number.unsigned_abs()), tokens(number)))
+        .map(|number: Token| store(&mut tree, root, u64::from(number.unsigned_abs()), tokens(number)))
         .collect();
     for &node in &nodes {
         tree.anchor(node);
