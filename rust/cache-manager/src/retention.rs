@@ -148,10 +148,13 @@ impl Ledger {
                 return;
             }
             for group in self.config.group_ids() {
-                let Some(stored) = self.tree.page(node, group) else { continue };
-                // The stored page is another session's where this one kept a twin, or has let it go.
-                let held = sequence.row(group).page(block) == Some(stored);
-                if self.pools[group].refs(stored) > u32::from(held) {
+                let (stored, held) = (self.tree.page(node, group), sequence.row(group).page(block));
+                // The stored page is another session's where this one kept a twin.
+                if held.is_some() && held != stored {
+                    return;
+                }
+                let Some(stored) = stored else { continue };
+                if self.pools[group].refs(stored) > u32::from(held.is_some()) {
                     return;
                 }
                 let events = (group == lead).then_some(&mut self.events);
