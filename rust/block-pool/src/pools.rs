@@ -38,7 +38,7 @@ impl Pools {
     /// [`ShapeError`] for groups that are not 0, 1, 2 …, each in one slab; for a ratio of 0; for page ids over an
     /// int32.
     pub fn new(shapes: &[SlabShape], default_priority: Priority) -> Result<Pools, ShapeError> {
-        SlabShape::check(shapes)?;
+        SlabShape::check_all(shapes)?;
         let mut pools = Vec::new();
         let mut slabs = Vec::new();
         for (at, shape) in shapes.iter().enumerate() {

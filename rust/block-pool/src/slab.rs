@@ -56,8 +56,16 @@ pub enum ShapeError {
 }
 
 impl SlabShape {
+    /// Checks a slab that is to be made alone.
+    ///
+    /// # Errors
+    /// As for [`Pools::new`](crate::Pools::new).
+    pub fn check(&self) -> Result<(), ShapeError> {
+        Self::check_all(std::slice::from_ref(self))
+    }
+
     /// Checks slabs that are to be made together.
-    pub(crate) fn check(shapes: &[SlabShape]) -> Result<(), ShapeError> {
+    pub(crate) fn check_all(shapes: &[SlabShape]) -> Result<(), ShapeError> {
         let mut given: Vec<u8> =
             shapes.iter().flat_map(|shape| &shape.members).map(|member| member.group.0).collect();
         given.sort_unstable();

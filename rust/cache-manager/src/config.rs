@@ -89,6 +89,23 @@ impl LedgerConfig {
         asked.map_or(room, |blocks| blocks.min(room))
     }
 
+    /// Whether the groups' pages can be numbered.
+    ///
+    /// # Errors
+    /// Page ids over an int32.
+    pub fn check_pools(&self) -> Result<(), ShapeError> {
+        match self.huge_pages {
+            Some(huge_pages) => self.slab(huge_pages).check(),
+            None => Ok(()), // as `Group::pages` says
+        }
+    }
+
+    fn slab(&self, huge_pages: u32) -> SlabShape {
+        let member = |(group, ratio)| Member { group, ratio, policy: self.policy };
+        let ratios = self.groups.iter().map(|group| group.pages);
+        SlabShape { huge_pages, members: self.group_ids().zip(ratios).map(member).collect() }
+    }
+
     /// The pools of the groups.
     ///
     /// # Errors
@@ -98,10 +115,7 @@ impl LedgerConfig {
             let pool = |group: &Group| Pool::new(group.pages, self.policy, self.priority);
             return Ok(Pools::apart(self.groups.iter().map(pool).collect()));
         };
-        let member = |(group, ratio)| Member { group, ratio, policy: self.policy };
-        let ratios = self.groups.iter().map(|group| group.pages);
-        let members = self.group_ids().zip(ratios).map(member).collect();
-        Pools::new(&[SlabShape { huge_pages, members }], self.priority)
+        Pools::new(&[self.slab(huge_pages)], self.priority)
     }
 
     /// The groups' numbers.
