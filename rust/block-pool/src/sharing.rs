@@ -113,14 +113,20 @@ impl Pool {
             self.take_many(count.min(self.queues.len()), priority, taken);
             return;
         };
-        for _ in 0..count {
-            let rank = |page: &Page| (page.priority, page.stamp);
-            match self.queues.first(&self.pages) {
-                Some(page) if rank(&self.pages[page.index()]) < bound => {
-                    let page = self.take_page(page, priority);
-                    taken.push(page);
-                }
-                _ => return,
+        let end = taken.len() + count as usize;
+        while taken.len() < end {
+            let Some(first) = self.queues.first(&self.pages) else { return };
+            let rank = |page: PageId| (self.pages[page.index()].priority, self.pages[page.index()].stamp);
+            if rank(first) > bound {
+                return;
+            }
+            if let Some(queue) = self.queues.only_list() {
+                let order = self.queues.iter(&self.pages, queue).take(end - taken.len());
+                let before = order.take_while(|&page| rank(page) < bound).count();
+                self.take_front(queue, before, priority, taken);
+            } else {
+                let page = self.take_page(first, priority);
+                taken.push(page);
             }
         }
     }
