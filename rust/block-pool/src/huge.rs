@@ -91,42 +91,88 @@ impl HugeBook {
         self.records.get(huge.index()).is_some_and(|record| record.flags.has(OWNED))
     }
 
-    /// The group has `huge` now, or gives it up. Its pages are held; those that are idle enter or left one by one.
-    pub(crate) fn set_owned(&mut self, huge: PageId, owned: bool) {
+    /// The group has `huge` now, and all of its pages are idle. The caller takes one at once: it gets no place.
+    pub(crate) fn claim(&mut self, huge: PageId) {
         let missing = (huge.index() + 1).saturating_sub(self.records.len());
         self.records.extend_by(missing, Page { refs: self.ratio, ..Page::new(Priority::LOWEST) });
-        self.records[huge.index()].flags.set(OWNED, owned);
+        let record = &mut self.records[huge.index()];
+        record.flags.set(OWNED, true);
+        record.refs = 0;
+        self.parked += 1;
+    }
+
+    /// The group has the parked `huge` no more: its pages are others'.
+    pub(crate) fn give_up(&mut self, huge: PageId) {
+        self.left(huge, self.ratio);
+        self.records[huge.index()].flags.set(OWNED, false);
     }
 
     /// `page` is idle no more. Not inlined, like [`HugeBook::enter`]: who shares nothing goes past with a jump.
     #[inline(never)]
     pub(crate) fn leave(&mut self, page: PageId) {
-        let huge = self.huge_of(page);
-        let record = &mut self.records[huge.index()];
-        record.refs += 1;
-        if record.refs > 1 {
-            self.idle -= 1;
-            return;
-        }
-        self.parked -= 1;
-        self.idle += self.ratio - 1;
-        if record.queue != QueueId::NONE {
-            self.queues.remove(&mut self.records, huge);
-        }
+        self.left(self.huge_of(page), 1);
     }
 
     /// `page` is idle now.
     #[inline(never)]
     pub(crate) fn enter(&mut self, page: PageId) {
-        let huge = self.huge_of(page);
+        self.entered(self.huge_of(page), 1);
+    }
+
+    /// [`HugeBook::leave`] of pages, of which neighbours often lie in one huge page.
+    #[inline(never)]
+    pub(crate) fn leave_all(&mut self, pages: impl Iterator<Item = PageId>) {
+        self.runs(pages, HugeBook::left);
+    }
+
+    /// [`HugeBook::enter`] of pages.
+    #[inline(never)]
+    pub(crate) fn enter_all(&mut self, pages: impl Iterator<Item = PageId>) {
+        self.runs(pages, HugeBook::entered);
+    }
+
+    fn runs(&mut self, pages: impl Iterator<Item = PageId>, note: impl Fn(&mut HugeBook, PageId, u32)) {
+        let (mut huge, mut inside, mut count) = (PageId::NULL, 0..0, 0);
+        for page in pages {
+            if !inside.contains(&page.0) {
+                note(self, huge, count);
+                huge = self.huge_of(page);
+                (inside, count) = (self.numbers(huge), 0);
+            }
+            count += 1;
+        }
+        note(self, huge, count);
+    }
+
+    fn left(&mut self, huge: PageId, count: u32) {
+        if count == 0 {
+            return;
+        }
         let record = &mut self.records[huge.index()];
-        record.refs -= 1;
+        record.refs += count;
+        if record.refs > count {
+            self.idle -= count;
+            return;
+        }
+        self.parked -= 1;
+        self.idle += self.ratio - count;
+        if record.queue != QueueId::NONE {
+            self.queues.remove(&mut self.records, huge);
+        }
+    }
+
+    fn entered(&mut self, huge: PageId, count: u32) {
+        if count == 0 {
+            return;
+        }
+        let record = &mut self.records[huge.index()];
+        record.refs -= count;
         if record.refs > 0 {
-            self.idle += 1;
+            self.idle += count;
             return;
         }
         self.parked += 1;
-        self.idle -= self.ratio - 1;
+        self.idle -= self.ratio - count;
         if !record.flags.has(UNRANKED) {
             record.flags.set(UNRANKED, true);
             self.unranked.push(huge);
@@ -135,19 +181,24 @@ impl HugeBook {
 
     /// Gives every parked huge page its place. `pages` are the group's, `queues` theirs.
     pub(crate) fn rank(&mut self, pages: &[Page], queues: &EvictionQueues) {
+        if self.unranked.is_empty() {
+            return;
+        }
         self.queues.advance(queues.clock());
         let mut unranked = std::mem::take(&mut self.unranked);
-        for huge in unranked.drain(..) {
+        unranked.retain(|&huge| {
             let rank = self.rank_of(huge, pages, queues);
             let record = &mut self.records[huge.index()];
             record.flags.set(UNRANKED, false);
-            if record.refs > 0 {
-                continue;
-            }
-            match rank {
-                None => self.queues.push_uncached(&mut self.records, huge),
-                Some((priority, stamp)) => {
-                    (record.priority, record.stamp) = (priority, stamp);
+            (record.priority, record.stamp) = rank.unwrap_or((Priority::LOWEST, 0));
+            record.refs == 0
+        });
+        // In the order of release, in which places are found without a search.
+        unranked.sort_unstable_by_key(|&huge| (self.records[huge.index()].stamp, huge));
+        for huge in unranked.drain(..) {
+            match self.records[huge.index()] {
+                Page { stamp: 0, .. } => self.queues.push_uncached(&mut self.records, huge),
+                Page { priority, .. } => {
                     self.queues.insert(&mut self.records, huge, QueueId::of(priority, false));
                 }
             }

@@ -168,6 +168,11 @@ impl Pools {
         }
     }
 
+    /// A pool that will stamp nothing.
+    pub(crate) fn pool_mut(&mut self, group: GroupId) -> &mut Pool {
+        &mut self.groups[usize::from(group.0)]
+    }
+
     /// Newest stamp in a slab.
     fn clock(&self, slab: &Slab) -> u64 {
         slab.groups.iter().map(|&group| self[group].queues.clock()).max().unwrap_or(0)

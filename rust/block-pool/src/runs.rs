@@ -58,7 +58,7 @@ impl Pool {
         piece.next = page;
         self.queues.cut(&mut self.pages, &piece);
         if let Some(book) = &mut self.book {
-            taken[before..].iter().for_each(|taken| book.leave(taken.page));
+            book.leave_all(taken[before..].iter().map(|taken| taken.page));
         }
     }
 
@@ -108,7 +108,7 @@ impl Pool {
         }
         self.queues.cut(&mut self.pages, &Piece { queue, first, prev, next, len: len as u32 });
         if let Some(book) = &mut self.book {
-            pages[..len].iter().for_each(|&page| book.leave(page));
+            book.leave_all(pages[..len].iter().copied());
         }
         &pages[len..]
     }
@@ -156,11 +156,8 @@ impl Pool {
     fn append(&mut self, piece: &Piece, last: PageId) {
         self.queues.append(&mut self.pages, piece, last);
         if let Some(book) = &mut self.book {
-            let mut page = piece.first;
-            for _ in 0..piece.len {
-                book.enter(page);
-                page = self.pages[page.index()].next;
-            }
+            let next = |page: &PageId| Some(self.pages[page.index()].next);
+            book.enter_all(std::iter::successors(Some(piece.first), next).take(piece.len as usize));
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::huge::Rank;
 use crate::ids::{NodeLink, PageId, Priority, Step};
 use crate::page::{Flags, Page};
 use crate::pool::{Pool, Taken};
-use crate::queue::QueueId;
+use crate::queue::{Piece, QueueId};
 
 impl Pool {
     /// Whether other groups have pages in the slab.
@@ -33,29 +33,47 @@ impl Pool {
         self.book.as_ref().is_some_and(|book| book.owns(huge))
     }
 
-    /// Takes over `huge`, all of whose pages are blank then. `last_use` is the last step whose forward may touch
-    /// the bytes; `pristine`: nobody had it before.
-    pub(crate) fn claim_huge(&mut self, huge: PageId, last_use: Step, pristine: bool) {
+    /// Takes over `huge`, and hands out up to `count` of its pages, at least one, which are all blank then. `last_use`
+    /// is the last step whose forward may touch the bytes; `pristine`: nobody had it before. The group has no blank
+    /// page besides.
+    pub(crate) fn claim_huge(
+        &mut self,
+        huge: PageId,
+        (last_use, pristine): (Step, bool),
+        count: u32,
+        priority: Priority,
+        taken: &mut Vec<Taken>,
+    ) {
         let Some(book) = &mut self.book else { return };
-        book.set_owned(huge, true);
+        debug_assert!(!self.queues.has_uncached(), "claimed {huge}, and blank pages are left");
+        book.claim(huge);
         let inside = book.little(huge);
-        let needed = (huge.index() + 1) * book.ratio() as usize;
-        self.add_pages(needed.saturating_sub(self.pages.len()));
+        let (first, len) = (PageId(huge.0 * book.ratio()), book.ratio());
+        let missing = ((first.0 + len) as usize).saturating_sub(self.pages.len());
+        self.add_pages(missing);
+        let mut before = PageId::NULL;
         for page in inside {
+            let stamp = self.queues.tick();
             let record = &mut self.pages[page.index()];
-            record.last_use = record.last_use.max(last_use);
+            (record.stamp, record.queue) = (stamp, QueueId::UNCACHED);
+            (record.prev, record.next) = (before, PageId(page.0 + 1));
+            record.last_use = last_use;
             record.flags.set(Flags::FRESH, pristine);
-            self.enqueue(page);
+            before = page;
         }
+        let piece = Piece { queue: QueueId::UNCACHED, first, len, ..Piece::NONE };
+        self.queues.append(&mut self.pages, &piece, before);
+        self.take_blank(count, priority, taken);
     }
 
     /// Gives up the parked `huge` and what its pages stand for. Gives the last step whose forward may touch the
     /// bytes.
     pub(crate) fn give_up_huge(&mut self, huge: PageId, mut lost: impl FnMut(PageId, NodeLink)) -> Step {
         let mut last_use = Step(0);
-        let Some(inside) = self.book.as_ref().map(|book| book.little(huge)) else { return last_use };
-        for page in inside {
-            self.dequeue(page);
+        let Some(book) = &mut self.book else { return last_use };
+        book.give_up(huge);
+        for page in book.little(huge) {
+            self.queues.remove(&mut self.pages, page);
             if let Some(node) = self.node(page) {
                 lost(page, node);
             }
@@ -65,9 +83,6 @@ impl Pool {
             }
             last_use = last_use.max(record.last_use);
             *record = Page::new(self.default_priority);
-        }
-        if let Some(book) = &mut self.book {
-            book.set_owned(huge, false);
         }
         last_use
     }
@@ -98,14 +113,20 @@ impl Pool {
             self.take_many(count.min(self.queues.len()), priority, taken);
             return;
         };
-        for _ in 0..count {
-            let rank = |page: &Page| (page.priority, page.stamp);
-            match self.queues.first(&self.pages) {
-                Some(page) if rank(&self.pages[page.index()]) < bound => {
-                    let page = self.take_page(page, priority);
-                    taken.push(page);
-                }
-                _ => return,
+        let end = taken.len() + count as usize;
+        while taken.len() < end {
+            let Some(first) = self.queues.first(&self.pages) else { return };
+            let rank = |page: PageId| (self.pages[page.index()].priority, self.pages[page.index()].stamp);
+            if rank(first) > bound {
+                return;
+            }
+            if let Some(queue) = self.queues.only_list() {
+                let order = self.queues.iter(&self.pages, queue).take(end - taken.len());
+                let before = order.take_while(|&page| rank(page) < bound).count();
+                self.take_front(queue, before, priority, taken);
+            } else {
+                let page = self.take_page(first, priority);
+                taken.push(page);
             }
         }
     }

@@ -85,7 +85,7 @@ impl Pools {
         huge_needed(u64::from(count) + u64::from(left), pool.own_room(), pool.ratio())
     }
 
-    /// Takes up to `count` pages that come in one way, or claims a huge page.
+    /// Takes up to `count` pages that come in one way.
     fn take_some(
         &mut self,
         group: GroupId,
@@ -101,24 +101,23 @@ impl Pools {
         if slab.claimed < slab.huge_pages {
             slab.claimed += 1;
             let huge = PageId(slab.claimed);
-            return self[group].claim_huge(huge, Step(0), true);
+            return self[group].claim_huge(huge, (Step(0), true), count, priority, taken);
         }
         match self.victim(group) {
             Victim::Own(before) => self[group].take_before(before, count, priority, taken),
             Victim::Parked(from, huge) => {
                 let note = |page, node| lost.push(Evicted { group: from, page, node });
-                let last_use = self[from].give_up_huge(huge, note);
-                self[group].claim_huge(huge, last_use, false);
+                let last_use = self.pool_mut(from).give_up_huge(huge, note);
+                self[group].claim_huge(huge, (last_use, false), count, priority, taken);
             }
         }
     }
 
     /// What goes first, own or another group's.
     fn victim(&mut self, group: GroupId) -> Victim {
-        let own = {
-            let pool = &self[group];
-            pool.queues.first(&pool.pages).map(|page| (pool.priority(page), pool.pages[page.index()].stamp))
-        };
+        let pool = &self[group];
+        let own = pool.queues.first(&pool.pages).map(|page| &pool.pages[page.index()]);
+        let own = own.map(|record| (record.priority, record.stamp));
         let mut best: Option<(Rank, GroupId, PageId)> = None;
         for at in 0..self.slab_of(group).groups.len() {
             let other = self.slab_of(group).groups[at];
@@ -126,7 +125,7 @@ impl Pools {
                 continue;
             }
             let least = best.map(|(rank, ..)| rank);
-            match self[other].first_parked() {
+            match self.pool_mut(other).first_parked() {
                 Some((huge, None)) => return Victim::Parked(other, huge),
                 Some((huge, Some(rank))) if least.is_none_or(|least| rank < least) => {
                     best = Some((rank, other, huge));

@@ -15,6 +15,8 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 enum SlabCall {
     One(usize, Call),
+    /// Stores so many pages of the group and lets all go.
+    Finish(usize, usize),
     TakeMany {
         group: usize,
         count: u32,
@@ -41,7 +43,8 @@ fn any_slab_call() -> impl Strategy<Value = SlabCall> {
     let pages = || prop::collection::vec(any::<(usize, usize)>(), 0..8);
     prop_oneof![
         12 => (any::<usize>(), any_call()).prop_map(|(group, call)| SlabCall::One(group, call)),
-        4 => (any::<usize>(), 0..9_u32, any_demand(4), any_priority()).prop_map(
+        6 => (any::<usize>(), 0..9_usize).prop_map(|(group, stored)| SlabCall::Finish(group, stored)),
+        6 => (any::<usize>(), 0..9_u32, any_demand(4), any_priority()).prop_map(
             |(group, count, left, priority)| SlabCall::TakeMany { group, count, left, priority }
         ),
         2 => (any_demand(9), any_priority()).prop_map(|(demand, priority)| SlabCall::TakeAll { demand, priority }),
@@ -211,6 +214,14 @@ impl Shared {
             SlabCall::One(group, call) => {
                 let group = group % self.groups.len();
                 self.groups[group].call(&mut pools[GroupId(group as u8)], call);
+            }
+            SlabCall::Finish(group, stored) => {
+                let group = group % self.groups.len();
+                let (model, pool) = (&mut self.groups[group], &mut pools[GroupId(group as u8)]);
+                for _ in 0..*stored {
+                    model.call(pool, &Call::Publish(0, Step(1)));
+                }
+                while model.call(pool, &Call::Release(0, Step(2))).is_some() {}
             }
             SlabCall::TakeMany { group, count, left, priority } => {
                 let mut left = left.clone();

@@ -315,6 +315,15 @@ fn a_group_opens_a_huge_page_for_what_it_will_take_itself() {
 }
 
 #[test]
+fn a_group_opens_no_more_huge_pages_than_it_needs_when_another_will_need_the_rest() {
+    let mut pools = pools(2, &[2, 1]);
+    take(&mut pools, A, 4);
+    release(&mut pools, A, &[2, 4, 3, 5]);
+    assert_eq!(take_beside(&mut pools, A, 2, &[0, 1]).0, [2, 3]);
+    assert_eq!(take(&mut pools, B, 1), [2]);
+}
+
+#[test]
 fn what_cannot_be_had_with_the_rest_is_not_taken() {
     let mut pools = pools(2, &[1, 1]);
     let (mut taken, mut lost) = (Vec::new(), Vec::new());

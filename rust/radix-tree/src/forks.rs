@@ -32,6 +32,8 @@ struct Fork {
     branches: Branches,
 }
 
+const _: () = assert!(size_of::<Fork>() == 64);
+
 /// Where a link is: the branch of a fork; `None` is the top.
 type Place = Option<(usize, Next)>;
 

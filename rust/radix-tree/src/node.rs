@@ -94,6 +94,8 @@ pub(crate) struct Node {
     pub(crate) previous: u32,
 }
 
+const _: () = assert!(size_of::<Node>() == 32);
+
 impl Node {
     /// A record before its block is known.
     pub(crate) const UNUSED: Node = Node {

@@ -164,6 +164,7 @@ impl PrefixTree {
 
     /// Keeps `node` in the tree, with or without a page, until [`PrefixTree::release_anchor`].
     pub fn anchor(&mut self, node: NodeId) {
+        debug_assert!(!self.is_tail(node), "a tail stays as long as its pages");
         *self.anchors.entry(node).or_default() += 1;
     }
 
@@ -241,6 +242,10 @@ impl PrefixTree {
     /// The free record, or a new one for none, below `parent`.
     #[inline]
     pub(crate) fn place_at(&mut self, node: u32, parent: ParentId) -> NodeId {
+        debug_assert!(
+            !matches!(parent, ParentId::Node(above) if self.is_tail(above)),
+            "nothing follows a tail"
+        );
         let node = if node == NONE {
             self.nodes.push(Node::UNUSED);
             self.tokens.push();

@@ -283,10 +283,13 @@ fn a_child_that_is_alone_again_is_found() {
 fn a_search_ends_after_as_many_offers_as_it_says() {
     let (mut tree, root) = tree();
     let most = PrefixTree::MAX_OFFERS;
-    let nodes: Vec<NodeId> = (0..=most)
-        .map(|key| store(&mut tree, root, key as u64, [5, key as Token, 0, 0, 0, 0, 0, 0]))
+    // Twenty share two tokens with the prompt, and as many one.
+    let second = |key: usize| if key < 20 { 6 } else { 7 };
+    let nodes: Vec<NodeId> = (0..40)
+        .map(|key| store(&mut tree, root, key as u64, [5, second(key), key as Token, 0, 0, 0, 0, 0]))
         .collect();
-    let usable = |index: usize| tree.longest_partial(root, &[5, -1], &[], |node| node == nodes[index]);
+    let usable = |index: usize| tree.longest_partial(root, &[5, 6, -1], &[], |node| node == nodes[index]);
+    assert_eq!(usable(19), Some(Partial { node: nodes[19], run: 2 }));
     assert_eq!(usable(most - 1), Some(Partial { node: nodes[most - 1], run: 1 }));
     assert_eq!(usable(most), None);
 }

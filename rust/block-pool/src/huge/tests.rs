@@ -111,7 +111,10 @@ fn a_mark_of_a_huge_page_that_is_to_be_ranked_and_is_not_listed_is_found() {
 
 #[test]
 fn a_huge_page_of_two_groups_is_found() {
-    let fault = after(|pools| pools[B].claim_huge(PARKED, Step(0), false));
+    let fault = after(|pools| {
+        let mut taken = Vec::new();
+        pools[B].claim_huge(PARKED, (Step(0), false), 1, Priority::DEFAULT, &mut taken);
+    });
     assert_eq!(fault, "group 0, page 2: huge page 1 is claimed by the groups [0, 1]");
 }
 
