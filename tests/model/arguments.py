@@ -214,6 +214,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: dict(layer=0, layout="NHD", name="kv", group=None),
     ),
     "pages_view": (lambda s: s.pools.pages_view, lambda s: dict(group=None)),
+    "take_page_fills": (lambda s: s.kv.take_page_fills, lambda s: dict(group=None)),
     "take_page_copies": (lambda s: s.kv.take_page_copies, lambda s: dict(group=None)),
     "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
     "MHAKVCacheParams": (lambda s: pk.MHAKVCacheParams, lambda s: PARAMS),

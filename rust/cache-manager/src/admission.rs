@@ -231,15 +231,20 @@ impl Ledger {
             }
             if lacking.is_none() && !room.can_satisfy(&demand) {
                 let short = |&group: &GroupId| demand[group.index()] > room.available(group);
-                let group = self.config.group_ids().find(short).unwrap_or(self.config.lead());
-                let free = room.available(group).saturating_sub(before[group.index()]);
-                lacking = Some((plan.slot, self.room(group, plan.pages[group.index()].count(), free)));
+                let no_room = match self.config.group_ids().find(short) {
+                    Some(group) => {
+                        let free = room.available(group).saturating_sub(before[group.index()]);
+                        self.room(group, plan.pages[group.index()].count(), free)
+                    }
+                    None => self.huge_room(&demand),
+                };
+                lacking = Some((plan.slot, no_room));
             }
         }
         // A later request's hits may give back pages that an earlier one lacked: the sum decides.
         match lacking {
-            Some((slot, room_now)) if !room.can_satisfy(&demand) => {
-                Err(LedgerError::InsufficientBlocks { slot, room: room_now })
+            Some((slot, no_room)) if !room.can_satisfy(&demand) => {
+                Err(LedgerError::InsufficientBlocks { slot, room: no_room })
             }
             _ => Ok(()),
         }
@@ -320,9 +325,11 @@ impl Ledger {
             } else {
                 covered.div_ceil(page_size) - held
             };
-            at_most.push(if self.config.kind(group).forgets() {
-                let needed = self.config.kind(group).needed(start, page_size);
-                needed.sinks.min(needed.from) + covered.div_ceil(page_size) - needed.from
+            // Now, and when the last token is computed.
+            let kind = self.config.kind(group);
+            let now = kind.held(start, covered, page_size);
+            at_most.push(if kind.forgets() {
+                now.max(kind.held(most - 1, most, page_size))
             } else {
                 most.div_ceil(page_size)
             });
@@ -342,9 +349,16 @@ impl Ledger {
             return Ok(());
         }
         let short = |&group: &GroupId| pages[group.index()] > capacity.available(group);
-        let group = self.config.group_ids().find(short).unwrap_or(self.config.lead());
-        let room = self.room(group, pages[group.index()], self.pools.available(group));
-        let limit = capacity.available(group);
+        let (room, limit) = match self.config.group_ids().find(short) {
+            Some(group) => {
+                let free = self.pools.available(group);
+                (self.room(group, pages[group.index()], free), capacity.available(group))
+            }
+            None => {
+                let room = self.huge_room(pages);
+                (room, room.total)
+            }
+        };
         Err(LedgerError::RequestTooLarge { slot, tokens: tokens.into(), limit, room })
     }
 

@@ -58,6 +58,13 @@ impl GroupKind {
         }
     }
 
+    /// Blocks that a request holds while the tokens from `start` up to `end` are computed.
+    #[inline]
+    pub fn held(&self, start: u32, end: u32, page_size: u32) -> u32 {
+        let needed = self.needed(start, page_size);
+        needed.sinks.min(needed.from) + end.div_ceil(page_size) - needed.from
+    }
+
     /// Whether blocks are let go as a request gets longer.
     #[inline]
     pub fn forgets(&self) -> bool {

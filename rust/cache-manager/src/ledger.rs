@@ -9,6 +9,7 @@ use crate::events::EventLog;
 use crate::misses::EvictedKeys;
 use crate::offloads::OffloadJob;
 use crate::page_copies::PageCopy;
+use crate::page_fills::Fills;
 use crate::pins::Pins;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
@@ -43,6 +44,7 @@ pub struct Ledger {
     pub(crate) demotion: Demotion,
     /// Planned and not taken, in order.
     pub(crate) page_copies: Vec<PageCopy>,
+    pub(crate) fills: Fills,
     pub(crate) counters: Counters,
     pub(crate) events: EventLog,
     pub(crate) evicted: EvictedKeys,
@@ -93,6 +95,7 @@ impl Ledger {
             published: Vec::new(),
             demotion: Demotion::default(),
             page_copies: Vec::new(),
+            fills: Fills::new(&config),
             counters: Counters::default(),
             events: EventLog::new(config.event_buffer_max_size as usize, snapshot::created(&config)),
             evicted: EvictedKeys::new(blocks),

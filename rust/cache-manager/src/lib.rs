@@ -39,6 +39,7 @@ mod misses;
 mod offloads;
 mod origin;
 mod page_copies;
+mod page_fills;
 mod pins;
 mod probe;
 mod publication;

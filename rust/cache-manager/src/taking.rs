@@ -39,6 +39,9 @@ impl Ledger {
         let mut lost = Vec::new();
         let (priority, taken) = (self.config.priority, &mut self.taken);
         let complete = self.pools.take_many(group, count, priority, &self.left, taken, &mut lost);
+        for taken in &self.taken {
+            self.fills.taken(group, taken.page);
+        }
         for Evicted { group, page, node } in lost {
             self.evict(group, page, node);
         }
@@ -71,5 +74,14 @@ impl Ledger {
             pinned: total - self.pools.available(group),
             total,
         }
+    }
+
+    /// The slab that groups share, in huge pages, for an error: `demand` pages of each group do not fit together.
+    pub(crate) fn huge_room(&self, demand: &[u32]) -> NoRoom {
+        let slab = self.pools.slab_of(GroupId::FIRST);
+        let free = self.pools.free_huge_pages(slab);
+        let needed = self.config.groups.iter().zip(demand).map(|(group, &pages)| pages.div_ceil(group.pages));
+        let total = slab.huge_pages();
+        NoRoom { needed: needed.sum(), free, evictable: free, pinned: total - free, total }
     }
 }
