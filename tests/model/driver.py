@@ -47,6 +47,12 @@ class Session(Moving, Tending, Watching):
     """One random sequence of calls."""
 
     def run(self, calls: int) -> None:
+        """Plays, then ends all that is left."""
+        self.play(calls)
+        self.release_all()
+
+    def play(self, calls: int) -> None:
+        """So many random calls, each compared."""
         verbs: list[tuple[int, Callable[[], None]]] = [
             (6, self.claim),
             (18, self.alloc),
@@ -77,7 +83,6 @@ class Session(Moving, Tending, Watching):
         for _ in range(calls):
             self.random.choices(actions, weights)[0]()
             self.compare()
-        self.release_all()
 
     def visit(self) -> None:
         """Some request, mostly the one that comes, is computed and goes."""
