@@ -129,6 +129,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         self._core = Ledger(
             page_size=params.page_size,
             groups=self._groups.native(pages),
+            huge_pages=None,
             max_batch_size=self.max_batch_size,
             prefix_caching=params.enable_prefix_caching,
             algo=params.kv_hash_algo,

@@ -81,7 +81,7 @@ impl GroupKind {
 pub struct Group {
     /// Which tokens it keeps.
     pub kind: GroupKind,
-    /// Usable pages, the null page not counted.
+    /// Usable pages of its own, the null page not counted; where groups share a slab, its pages in a huge page.
     pub pages: u32,
 }
 

@@ -49,6 +49,7 @@ mod slots;
 mod snapshot;
 mod suspension;
 mod tables;
+mod taking;
 mod tiers;
 mod verify;
 mod write_policy;

@@ -145,10 +145,10 @@ impl Ledger {
         for (block, &node) in sequence.nodes.iter().enumerate().rev() {
             let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
             let read_along = self.config.group_ids().any(|group| {
-                let Some(stored) = self.tree.page(node, group) else { return false };
-                // The stored page is another session's where this one kept a twin, or has let it go.
-                let held = sequence.row(group).page(block) == Some(stored);
-                self.pools[group].refs(stored) > u32::from(held)
+                let (stored, held) = (self.tree.page(node, group), sequence.row(group).page(block));
+                // Another session's, where this one kept a twin.
+                let is_twin = held.is_some() && held != stored;
+                is_twin || stored.is_some_and(|it| self.pools[group].refs(it) > u32::from(held.is_some()))
             });
             if !alone || read_along {
                 return;
@@ -261,7 +261,8 @@ fn tell_priority(pool: &Pool, tree: &PrefixTree, events: &mut EventLog, page: Pa
     let after = pool.priority(page);
     if before != after
         && let Some(link) = pool.node(page)
+        && let Some(key) = tree.key(NodeId(link.0))
     {
-        events.updated(tree.key(NodeId(link.0)), Change::Priority(before, after));
+        events.updated(key, Change::Priority(before, after));
     }
 }
