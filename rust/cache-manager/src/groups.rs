@@ -65,6 +65,17 @@ impl GroupKind {
         needed.sinks.min(needed.from) + end.div_ceil(page_size) - needed.from
     }
 
+    /// The first `blocks` blocks of a window or a chunk in the order in which they are let go: the head first, since
+    /// the tail is what a later hit needs; then the sinks, which all hits need.
+    pub(crate) fn release_order(
+        &self,
+        blocks: usize,
+        page_size: u32,
+    ) -> impl DoubleEndedIterator<Item = usize> + use<> {
+        let sinks = (self.needed(0, page_size).sinks as usize).min(blocks);
+        (sinks..blocks).chain(0..sinks)
+    }
+
     /// Whether blocks are let go as a request gets longer.
     #[inline]
     pub fn forgets(&self) -> bool {
