@@ -5,6 +5,7 @@ A small continuous-batching server whose decoder keeps its KV in PageKeeper's pa
 
 Example:
     python examples/serve.py --conversations 4 --turns 3 --page-size 16
+    python examples/serve.py --sliding-window 64
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from pathlib import Path
 
 import torch
 
-from pagekeeper import KVConnectorConfig, MHAKVCacheParams, PagedKVCacheManager
+from pagekeeper import (
+    FullAttention,
+    KVConnectorConfig,
+    MHAKVCacheParams,
+    MultiKVCacheParams,
+    PagedKVCacheManager,
+    SlidingWindow,
+)
 from serving.engine import Engine, Request
 from serving.loader import UnsupportedModelError, load_model
 from serving.model import DTYPE, Model, ModelConfig
@@ -29,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit status: 0 if all tokens are equal, 1 if not, 2 for bad arguments."""
     options = _parser().parse_args(argv)
     try:
-        model = load_model(options.model) if options.model else small_model(options.seed)
+        if options.model:
+            model = load_model(options.model)
+        else:
+            model = small_model(options.seed, options.sliding_window)
     except UnsupportedModelError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2
@@ -61,7 +72,9 @@ def compare(model: Model, options: argparse.Namespace) -> Comparison:
         f"{options.conversations} conversations of {options.turns} turns, page size {options.page_size}, "
         f"chunks of {options.max_num_input_tokens}" + (", overlapped steps" if options.overlap else "")
     )
-    return Comparison(description, options.pages, *runs)
+    if model.config.sliding_window is not None:
+        description += f", sliding window {model.config.sliding_window}"
+    return Comparison(description, pool_pages(model.config, options), *runs)
 
 
 def make_cache(
@@ -72,23 +85,41 @@ def make_cache(
     tiers: KVConnectorConfig | None = None,
     model_name: str | None = None,
 ) -> PagedKVCacheManager:
-    """A cache of the model's shape."""
-    params = MHAKVCacheParams(
-        dtype=str(DTYPE),
-        n_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_layers=config.num_layers,
-        page_size=options.page_size,
-        devices=["cpu"],
-        enable_prefix_caching=reuse,
-        kv_connector_config=tiers,
-    )
+    """A cache of the model's shape: a pool for each group of layers."""
+
+    def group(name: str | None, kind: FullAttention | SlidingWindow) -> MHAKVCacheParams:
+        return MHAKVCacheParams(
+            dtype=str(DTYPE),
+            n_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_layers=len(config.groups[name]),
+            page_size=options.page_size,
+            devices=["cpu"],
+            enable_prefix_caching=reuse,
+            kv_connector_config=tiers,
+            kind=kind,
+        )
+
+    pages = pool_pages(config, options)
+    params: MHAKVCacheParams | MultiKVCacheParams
+    if config.sliding_window is None:
+        params = group(None, FullAttention())
+    else:
+        sliding = SlidingWindow(config.sliding_window)
+        groups = {"full": group("full", FullAttention()), "sliding": group("sliding", sliding)}
+        params = MultiKVCacheParams(groups)
     return PagedKVCacheManager(
         params=params,
-        total_num_pages=options.pages,
+        total_num_pages=pages["full"] if config.sliding_window is None else pages,
         max_batch_size=options.max_batch,
         model_name=model_name,
     )
+
+
+def pool_pages(config: ModelConfig, options: argparse.Namespace) -> dict[str, int]:
+    """Usable pages for layers that see all tokens, and for those with a sliding window if there are any."""
+    pages = {"full": options.pages}
+    return pages if config.sliding_window is None else pages | {"sliding": options.sliding_pages}
 
 
 def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.Namespace) -> Run:
@@ -114,10 +145,10 @@ def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.N
     return Run(served, engine.stats)
 
 
-def small_model(seed: int) -> Model:
+def small_model(seed: int, sliding_window: int | None = None) -> Model:
     # Its products are too small to gain from threads, which on a busy machine only wait for each other.
     torch.set_num_threads(1)
-    return Model.seeded(ModelConfig(), seed)
+    return Model.seeded(ModelConfig(sliding_window=sliding_window), seed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,13 +175,22 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="plan each step before the tokens of the one before it are known",
     )
-    parser.add_argument(
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument(
         "--model",
         type=Path,
         metavar="DIR",
         help="a Hugging Face Llama or Qwen2 directory, computed in float64, 8 bytes a parameter "
         "(default: a small model with seeded weights)",
     )
+    models.add_argument(
+        "--sliding-window",
+        type=_at_least_one,
+        metavar="N",
+        help="let every other layer of the small model see the last N tokens alone; their pages are a pool "
+        "of their own",
+    )
+    number("--sliding-pages", 160, "pages for the layers with a sliding window")
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of weights and questions (default 0)"
     )

@@ -7,10 +7,12 @@ def options(**changes: object) -> Namespace:
     given = {
         "page_size": 16,
         "pages": 200,
+        "sliding_pages": 40,
         "max_batch": 3,
         "max_num_input_tokens": 64,
         "overlap": False,
         "model": None,
+        "sliding_window": None,
         "conversations": 4,
         "turns": 3,
         "max_new_tokens": 7,

@@ -40,6 +40,7 @@ CONFIG = ModelConfig(
     max_positions=1024,
 )
 MODEL = Model.seeded(CONFIG, seed=5)
+HYBRID = Model.seeded(replace(CONFIG, num_layers=4, sliding_window=24), seed=5)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -88,14 +89,14 @@ def greedy_without_a_cache(model: Model, prompt: tuple[int, ...], max_new_tokens
 
 
 @cache
-def expected_outputs(tokens_per_word: int = 1) -> list[list[int]]:
+def expected_outputs(tokens_per_word: int = 1, model: Model = MODEL) -> list[list[int]]:
     """What the answers of the chat are, conversation by conversation."""
     given = options(tokens_per_word=tokens_per_word)
     talk, outputs = chat(given), []
     for request in talk.openings():
         following: Request | None = request
         while following:
-            answer = greedy_without_a_cache(MODEL, tuple(following.prompt), given.max_new_tokens)
+            answer = greedy_without_a_cache(model, tuple(following.prompt), given.max_new_tokens)
             following.tokens += answer
             outputs.append(answer)
             following = talk.follow_up(following)
@@ -142,6 +143,50 @@ def test_tokens_are_equal_when_pages_are_evicted_and_requests_preempted(
     assert reuse.stats.preemptions > 0
     assert reuse.stats.evictions > 0
     assert reuse.stats.reused_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (16, 5), (16, 4096)])
+def test_a_hybrids_tokens_are_equal_with_and_without_reuse(page_size: int, chunk: int, overlap: bool) -> None:
+    given = options(
+        page_size=page_size,
+        pages=3200 // page_size,
+        sliding_pages=960 // page_size,
+        max_num_input_tokens=chunk,
+        overlap=overlap,
+    )
+    for reuse in (False, True):
+        result = run(given, reuse=reuse, model=HYBRID)
+        assert result.outputs == expected_outputs(model=HYBRID)
+        assert (result.stats.reused_tokens > 0) == reuse
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize(("page_size", "sliding_pages"), [(1, 110), (16, 7)])
+def test_a_hybrids_tokens_are_equal_when_pages_are_evicted_and_requests_preempted(
+    page_size: int, sliding_pages: int, overlap: bool
+) -> None:
+    given = options(**TINY[page_size], sliding_pages=sliding_pages, overlap=overlap)
+    reuse = run(given, reuse=True, model=HYBRID)
+    assert reuse.outputs == expected_outputs(model=HYBRID)
+    assert reuse.stats.preemptions > 0
+    assert reuse.stats.evictions > 0
+    assert reuse.stats.reused_tokens > 0
+
+
+def test_a_hybrids_window_changes_what_it_says() -> None:
+    whole = Model.seeded(replace(HYBRID.config, sliding_window=None), seed=5)
+    assert expected_outputs(model=whole) != expected_outputs(model=HYBRID)
+
+
+def test_layers_with_a_sliding_window_hold_the_pages_of_the_window_and_of_what_is_computed() -> None:
+    given = options(max_batch=1, max_num_input_tokens=16)
+    result = run(given, reuse=True, model=HYBRID)
+    longest = max(len(request.tokens) for request in result.requests) - 1  # the last one has no KV
+    # The 23 tokens before a chunk lie in 2 or 3 blocks of 16, and 16 tokens from any on in 2.
+    assert longest > 5 * 16
+    assert result.stats.peak_pages["full"] == -(-longest // 16)
+    assert result.stats.peak_pages["sliding"] == 3
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
@@ -306,7 +351,7 @@ def comparison(*outputs: list[int]) -> Comparison:
         request = Request([1, 2], max_new_tokens=3)
         request.tokens += tokens
         runs.append(Run([request], Stats(requests=1, generated_tokens=len(tokens))))
-    return Comparison("a chat", 8, *runs)
+    return Comparison("a chat", {"full": 8}, *runs)
 
 
 def test_the_verdict_names_the_first_token_that_differs() -> None:
@@ -360,6 +405,21 @@ def test_the_table_shows_what_was_saved(
 def test_the_program_fails_when_every_request_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["--pages", "1", "--conversations", "1"]) == 1
     assert "NO TOKENS WERE GENERATED." in capsys.readouterr().out
+
+
+def test_the_table_of_a_hybrid_shows_the_pages_of_each_group(capsys: pytest.CaptureFixture[str]) -> None:
+    serve.compare(HYBRID, options(turns=1)).show()
+    shown = capsys.readouterr().out
+    assert "full, peak of 200" in shown
+    assert "sliding, peak of 40" in shown
+    assert "sliding window 24" in shown
+    assert "All 28 generated tokens are equal with and without reuse." in shown
+
+
+def test_a_window_is_for_the_small_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        serve.main(["--model", str(tmp_path), "--sliding-window", "64"])
+    assert "--sliding-window: not allowed with argument --model" in capsys.readouterr().err
 
 
 def test_a_directory_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,8 @@ class Stats:
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
-    peak_pages: int = 0
+    peak_pages: dict[str, int] = field(default_factory=dict)
+    """Of each group of layers; those that see all tokens are "full"."""
     evictions: int = 0
     preemptions: int = 0
     seconds: float = 0.0
@@ -141,7 +142,13 @@ class Engine:
         self.stats = Stats()
         self._model = model
         self._kv = kv
-        self._layers_kv = [kv.get_buffers(layer) for layer in range(model.config.num_layers)]
+        # Of each layer: its group, and its place among the layers of that group.
+        self._places = sorted(
+            (layer, name, index)
+            for name, layers in model.config.groups.items()
+            for index, layer in enumerate(layers)
+        )
+        self._layers_kv = [kv.get_buffers(index, group=name) for _, name, index in self._places]
         self._max_batch_size = max_batch_size
         self._max_num_input_tokens = max_num_input_tokens
         self._overlap = overlap
@@ -200,7 +207,9 @@ class Engine:
                 request.slot = self._kv.claim(request.context)
             self._running.append(request)
             budget = self._plan_prompt(request, batch, budget)
-        self.stats.peak_pages = max(self.stats.peak_pages, self._kv.block_count().used)
+        for name in self._model.config.groups:
+            used, peaks = self._kv.block_count(group=name).used, self.stats.peak_pages
+            peaks[name or "full"] = max(peaks.get(name or "full", 0), used)
         return batch
 
     def _plan_decodes(self) -> list[Request]:
@@ -232,6 +241,8 @@ class Engine:
             self._reject(request, str(error))
             return budget
         except InsufficientBlocksError:
+            if self._running == [request] and self._in_flight:
+                return 0  # a window gives pages back when the step before is delivered
             if self._running == [request] and not self._kv.metrics()["copies_in_flight"]:
                 raise  # nothing else holds pages, so waiting would be for ever
             self._preempt(request)
@@ -272,8 +283,10 @@ class Engine:
 
     def _launch(self, batch: list[Request]) -> Step:
         """Queues the forward of a planned batch; nothing here waits for a sampled token."""
-        tables = self._kv.runtime_inputs([_slots(batch)], form="vllm")[0]
-        query_starts, ends = tables.query_start_loc.tolist(), tables.seq_lens.tolist()
+        inputs = self._kv.runtime_inputs([_slots(batch)], form="vllm")
+        tables = [(inputs if name is None else inputs[name])[0] for _, name, _ in self._places]
+        # What is computed is the same in all groups; which pages hold it is not.
+        query_starts, ends = tables[0].query_start_loc.tolist(), tables[0].seq_lens.tolist()
         rows, tokens, positions = [], [], []
         for request, (first_row, last_row), end in zip(batch, pairwise(query_starts), ends, strict=True):
             start = end - (last_row - first_row)

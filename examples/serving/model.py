@@ -1,7 +1,8 @@
 """A Llama-style decoder in plain torch whose attention reads and writes PageKeeper's pages.
 
-RMSNorm, rotary positions, grouped-query attention, SwiGLU. With biases on q, k and v it is Qwen2. Parameters
-carry the names of Hugging Face checkpoints.
+RMSNorm, rotary positions, grouped-query attention, SwiGLU. With biases on q, k and v it is Qwen2. With a
+sliding window in every other layer it is a hybrid, as Gemma and gpt-oss are. Parameters carry the names of
+Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -66,8 +67,18 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    sliding_window: int | None = None
+    """Tokens that a token sees in every other layer, from the first on; None: all, in all layers."""
     max_positions: int = 32_768
     eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def groups(self) -> dict[str | None, list[int]]:
+        """Layers that see the same tokens, by the name of their group in the cache; one alone has none."""
+        layers = list(range(self.num_layers))
+        if self.sliding_window is None:
+            return {None: layers}
+        return {"full": layers[1::2], "sliding": layers[::2]}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every parameter, as Hugging Face names them."""
@@ -126,7 +137,7 @@ class Model:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tables: VllmTables,
+        tables: VllmTables | Sequence[VllmTables],
         layers_kv: Sequence[torch.Tensor],
     ) -> torch.Tensor:
         """Compute new tokens and leave their KV in the pages.
@@ -134,7 +145,7 @@ class Model:
         Args:
             tokens: int64 `[total]`, the new tokens of all requests in batch order.
             positions: int64 `[total]`, the place of each token in its request.
-            tables: where the pages of these requests are.
+            tables: where the pages of these requests are, in all layers or in each of them.
             layers_kv: a layer's pages each, `[pages, 2, page_size, num_kv_heads, head_dim]`; written.
 
         Returns:
@@ -142,10 +153,15 @@ class Model:
         """
         hidden = self._weights["model.embed_tokens.weight"][tokens]
         rotation = self._rotation(positions)
+        if isinstance(tables, VllmTables):
+            tables = [tables] * self.config.num_layers
+        sliding = self.config.groups.get("sliding", [])
         for index, layer_kv in enumerate(layers_kv):
+            window = self.config.sliding_window if index in sliding else None
             layer = f"model.layers.{index}."
             normed = self._norm(hidden, f"{layer}input_layernorm")
-            hidden = hidden + self._attention(normed, f"{layer}self_attn.", rotation, tables, layer_kv)
+            prefix = f"{layer}self_attn."
+            hidden = hidden + self._attention(normed, prefix, rotation, tables[index], layer_kv, window)
             normed = self._norm(hidden, f"{layer}post_attention_layernorm")
             hidden = hidden + self._feed_forward(normed, f"{layer}mlp.")
         return hidden
@@ -163,13 +179,15 @@ class Model:
         rotation: tuple[torch.Tensor, torch.Tensor],
         tables: VllmTables,
         layer_kv: torch.Tensor,
+        sliding_window: int | None,
     ) -> torch.Tensor:
         query, key, value = (
             self._project(hidden, f"{prefix}{name}_proj").view(len(hidden), -1, self.config.head_dim)
             for name in "qkv"
         )
         write_kv(layer_kv, _rotate(key, rotation), value, tables)
-        mixed = paged_attention(_rotate(query, rotation), layer_kv, tables)
+        query = _rotate(query, rotation)
+        mixed = paged_attention(query, layer_kv, tables, sliding_window=sliding_window)
         return self._project(mixed.flatten(-2), f"{prefix}o_proj")
 
     def _feed_forward(self, hidden: torch.Tensor, prefix: str) -> torch.Tensor:

@@ -27,7 +27,8 @@ class Comparison:
     """The same workload without and with prefix reuse."""
 
     description: str
-    pages: int
+    pages: dict[str, int]
+    """Usable ones of each group of layers."""
     without: Run
     reuse: Run
 
@@ -59,7 +60,15 @@ class Comparison:
                 f"{new.seconds:.2f} s",
                 f"{old.seconds - new.seconds:.2f} s ({old.seconds / max(new.seconds, 1e-9):.1f} x as fast)",
             ),
-            (f"peak pages of {self.pages:,}", f"{old.peak_pages:,}", f"{new.peak_pages:,}", ""),
+            *(
+                (
+                    f"peak pages of {count:,}" if len(self.pages) == 1 else f"{name}, peak of {count:,}",
+                    f"{old.peak_pages[name]:,}",
+                    f"{new.peak_pages[name]:,}",
+                    "",
+                )
+                for name, count in self.pages.items()
+            ),
             ("evicted blocks", f"{old.evictions:,}", f"{new.evictions:,}", ""),
             ("preemptions", f"{old.preemptions:,}", f"{new.preemptions:,}", ""),
         ]

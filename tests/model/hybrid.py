@@ -1,0 +1,356 @@
+"""Random sessions of several groups of layers whose every forward is computed, over pages and densely.
+
+Each forward writes the KV of each group through the group's tables and attends through every form of them.
+The KV of a token is made from all tokens up to it, so that attention is right only if each page that is
+read holds what this very prefix left there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+import pagekeeper as pk
+from model.attention import LAYER, LAYERS, AnyTables, dense_attention, mask_arguments
+from model.memory import prefix_values
+from model.windows import Chunked, Full, Kind, Window, blocks_behind, needed_blocks
+from pagekeeper.params import ChunkedLocal, FullAttention, MultiKVCacheParams, SlidingWindow
+from pagekeeper.reference import paged_attention, write_kv
+from pagekeeper.tables import Form, TensorRTTables
+
+TOLERANCE = 1e-5
+"""Of an element: pages, queries and scores are float32, dense attention is computed in float64."""
+HEAD_DIM = 4
+MAX_BATCH = 4
+LONGEST = 56
+"""Tokens of a request at most."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A group of layers: its name, None for the only one, what its tokens see, its heads and pages."""
+
+    name: str | None
+    kind: Kind
+    heads: int
+    kv_heads: int
+    pages: int
+
+    def params(self, page_size: int, **common: Any) -> pk.MHAKVCacheParams:
+        return pk.MHAKVCacheParams(
+            dtype="float32",
+            n_kv_heads=self.kv_heads,
+            head_dim=HEAD_DIM,
+            num_layers=LAYERS,
+            page_size=page_size,
+            devices=["cpu"],
+            kind=kind_argument(self.kind),
+            **common,
+        )
+
+
+@dataclass
+class Forward:
+    """A forward of one request that was launched and whose result was not delivered."""
+
+    sampled: list[int]
+    """The token that it gave; none inside a prompt."""
+    alive: bool = True
+    """False once the request gave up its pages or tokens: its result will be dropped."""
+
+
+@dataclass
+class Live:
+    """A claimed request as its engine sees it."""
+
+    ctx: pk.TextContext
+    tokens: list[int]
+    """Known ones, and behind them one for each forward out that sampled."""
+    launched: int = 0
+    """Tokens whose KV is computed, by forwards out too."""
+    out: list[Forward] = field(default_factory=list)
+
+    @property
+    def alive(self) -> list[Forward]:
+        return [forward for forward in self.out if forward.alive]
+
+    def start_over(self, launched: int) -> None:
+        """What is out is void, and the first so many tokens still have KV."""
+        for forward in self.out:
+            forward.alive = False
+        self.tokens = self.ctx.tokens.all.tolist()
+        self.launched = launched
+
+
+class Session:
+    """One random sequence of calls; the seed says which groups, pools and calls.
+
+    Args:
+        seed: of everything.
+        groups: how many groups of layers; one has a name or not.
+    """
+
+    def __init__(self, seed: int, groups: int) -> None:
+        self.random = random.Random(seed)
+        choose: Any = self.random.choice
+        self.page_size = choose([1, 2, 3, 4, 8])
+        names = [None] if groups == 1 and choose([True, False]) else [f"g{index}" for index in range(groups)]
+        self.groups = [self.layers(name) for name in names]
+        behaviour = {"on_duplicate": choose(["adopt", "private"])}
+        options = {"max_num_input_tokens": choose([None, 5, 12]), "reserve": choose(["chunk", "prompt"])}
+        self.trace = [f"page_size={self.page_size} {behaviour} {options} {self.groups}"]
+        params: Any = {group.name: group.params(self.page_size, **behaviour) for group in self.groups}
+        pages: Any = {group.name: group.pages for group in self.groups}
+        self.kv = pk.PagedKVCacheManager(
+            params[None] if None in params else MultiKVCacheParams(params),
+            total_num_pages=pages.get(None, pages),
+            max_batch_size=MAX_BATCH,
+            max_seq_len=LONGEST,
+            **options,
+        )
+        for group in self.groups:
+            self.kv.get_buffers(LAYER, group=group.name).fill_(torch.nan)
+        self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(LONGEST * 2 // 3)] for _ in range(3)]
+        self.live: list[Live] = []
+        self.counts: Counter[str] = Counter()
+
+    def layers(self, name: str | None) -> Layers:
+        choose: Any = self.random.choice
+        tokens = choose([1, 2, self.random.randint(3, 9), self.random.randint(10, 24)])
+        window = Window(tokens, sinks=choose([0, 0, 1, 2, self.page_size + 1]))
+        kind: Kind = choose([Full(), window, Chunked(tokens)])
+        # Room for one long request, or for a batch of them.
+        most = max(len(needed_blocks(kind, n, self.page_size)) for n in range(LONGEST + 1))
+        pages = most + self.random.randint(1, 2 * most) + choose([1, 3, 12 // self.page_size])
+        kv_heads = choose([1, 2])
+        return Layers(name, kind, kv_heads * choose([1, 2]), kv_heads, pages)
+
+    def run(self, calls: int) -> Counter[str]:
+        """Makes so many calls, checks the books after each, and counts what happened."""
+        verbs: list[tuple[int, Callable[[], None]]] = [
+            (5, self.claim),
+            (14, self.forward),
+            (12, self.step),
+            (1, self.preempt),
+            (1, self.truncate),
+            (2, self.fork),
+            (1, self.release),
+        ]
+        weights, actions = zip(*verbs, strict=True)
+        for _ in range(calls):
+            self.random.choices(actions, weights)[0]()
+            self.check_rows()
+            self.kv.verify()
+        self.kv.release([one.ctx for one in self.live])
+        self.kv.verify()
+        for group in self.groups:
+            assert self.kv.block_count(group=group.name).free == group.pages
+        self.counts.update(self.kv.metrics())
+        return self.counts
+
+    # What an engine does
+
+    def claim(self) -> None:
+        if len(self.live) > MAX_BATCH:
+            return
+        stem = self.random.choice(self.stems)
+        cut = self.random.choice([len(stem), self.random.randint(0, len(stem))])
+        tokens = stem[:cut] + self.random.choices([1, 2], k=self.random.choice([1, 1, 3]))
+        self.note(f"claim #{len(self.live)} {tokens}")
+        ctx = pk.TextContext(request_id=pk.RequestID(), tokens=tokens)
+        self.kv.claim(ctx)
+        self.live.append(Live(ctx, tokens))
+
+    def forward(self) -> None:
+        """Plans a forward of some requests, and computes it."""
+        able = [one for one in self.live if len(one.alive) < 2 and one.launched < len(one.tokens) < LONGEST]
+        batch = self.random.sample(able, min(len(able), self.random.randint(1, MAX_BATCH)))
+        if not batch:
+            return
+        bounds = [self.random.choice([1, 3, 7, LONGEST]) for _ in batch]
+        self.note(f"forward {self.places(batch)} num_tokens={bounds}")
+        before = self.kv.fingerprint()
+        try:
+            self.kv.alloc([one.ctx for one in batch], num_tokens=bounds)
+        except (pk.InsufficientBlocksError, pk.RequestTooLargeError) as error:
+            assert self.kv.fingerprint() == before
+            self.counts[type(error).__name__] += 1
+            self.random.choice([self.release, self.preempt])()
+            return
+        tables = self.tables(batch)
+        self.check_positions(batch, tables)
+        for group in self.groups:
+            self.attend(group, batch, tables[group.name])
+        for one in batch:
+            ends = one.launched == len(one.tokens)
+            one.out.append(Forward([self.sample(one)] if ends else []))
+            one.tokens += one.out[-1].sampled
+        self.counts["overlapped"] += sum(len(one.alive) == 2 for one in batch)
+
+    def step(self) -> None:
+        """Delivers the oldest forward of some requests."""
+        able = [one for one in self.live if one.out]
+        batch = self.random.sample(able, min(len(able), self.random.randint(1, MAX_BATCH)))
+        if not batch:
+            return
+        self.note(f"step {self.places(batch)}")
+        results = [one.out.pop(0).sampled for one in batch]
+        held = self.held()
+        self.kv.step(
+            [one.ctx for one in batch],
+            new_tokens=np.array([token for tokens in results for token in tokens], np.int32),
+            counts=[len(tokens) for tokens in results],
+        )
+        self.counts["out_of_window"] += held - self.held()
+
+    def preempt(self) -> None:
+        for one in self.random.sample(self.live, min(len(self.live), 1)):
+            self.note(f"preempt {self.places([one])}")
+            self.kv.preempt(one.ctx)
+            one.start_over(0)
+
+    def truncate(self) -> None:
+        able = [one for one in self.live if len(one.ctx) > 1]
+        for one in self.random.sample(able, min(len(able), 1)):
+            length = self.random.randint(1, len(one.ctx) - 1)
+            self.note(f"truncate {self.places([one])} to {length}")
+            one.ctx.truncate(length)
+            one.start_over(one.ctx.processed_length)
+
+    def fork(self) -> None:
+        if self.live and len(self.live) <= MAX_BATCH:
+            parent = self.random.choice(self.live)
+            self.note(f"fork #{len(self.live)} of {self.places([parent])}")
+            child = self.kv.fork(parent.ctx)
+            self.live.append(Live(child, child.tokens.all.tolist(), child.processed_length))
+
+    def release(self) -> None:
+        # The longest, which can grow no more, or any.
+        if self.live:
+            longest = max(self.live, key=lambda one: len(one.tokens))
+            one = self.random.choice([longest, self.random.choice(self.live)])
+            self.note(f"release {self.places([one])}")
+            self.kv.release(one.ctx)
+            self.live.remove(one)
+
+    def sample(self, one: Live) -> int:
+        """Follows a stem where it can, so that requests meet again."""
+        for stem in self.stems:
+            if one.tokens == stem[: len(one.tokens)] != stem and self.random.random() < 0.8:
+                return stem[len(one.tokens)]
+        return self.random.randint(1, 2)
+
+    # The forward, by pages and densely
+
+    def tables(self, batch: Sequence[Live]) -> dict[str | None, dict[str, AnyTables]]:
+        """Each group's tables in every form that its pages allow."""
+        contexts, forms = [one.ctx for one in batch], list(get_args(Form))
+        self.random.shuffle(forms)
+        tables: dict[str | None, dict[str, AnyTables]] = {group.name: {} for group in self.groups}
+        for form in forms:
+            inputs: Any = self.kv.runtime_inputs([contexts], form=form)
+            for name in tables:
+                tables[name][form] = (inputs if name is None else inputs[name])[0]
+        if self.page_size in (2, 4, 8):  # TensorRT-LLM wants a power of two above 1
+            for name, forms_of_group in tables.items():
+                vllm: Any = forms_of_group["vllm"]
+                offsets = np.zeros((1, len(batch), 2, LONGEST), np.int32)
+                for row, ctx in enumerate(contexts):
+                    self.kv.copy_block_offsets(offsets, row, ctx, group=name)
+                forms_of_group["tensorrt"] = TensorRTTables(offsets[0], vllm.seq_lens, vllm.query_start_loc)
+        return tables
+
+    def check_positions(self, batch: Sequence[Live], tables: Any) -> None:
+        """Each request goes on where it stood, or at the end of a hit; all groups say the same."""
+        for group in self.groups:
+            vllm = tables[group.name]["vllm"]
+            assert vllm.seq_lens.tolist() == tables[self.groups[0].name]["vllm"].seq_lens.tolist()
+        for one, end, past in zip(
+            batch, vllm.seq_lens.tolist(), tables[group.name]["max"].cache_lengths.tolist(), strict=True
+        ):
+            assert past < end <= len(one.tokens)
+            assert end - past == one.ctx.active_length
+            if past != one.launched:
+                assert past > one.launched
+                assert past % self.page_size == 0
+                self.counts["hits"] += 1
+                self.counts["hits_with_placeholders"] += any(
+                    0 in self.row(one, group)[: past // self.page_size] for group in self.groups
+                )
+            one.launched = end
+
+    def attend(self, group: Layers, batch: Sequence[Live], tables: dict[str, AnyTables]) -> None:
+        layer_kv = self.kv.get_buffers(LAYER, group=group.name)
+        counts = [one.ctx.active_length for one in batch]
+        starts = [0, *accumulate(counts)]
+        query, key, value, dense = [], [], [], []
+        for one, count in zip(batch, counts, strict=True):
+            prefixes = prefix_values(group.name, one.tokens[: one.launched])
+            keys, values = (self.random_vectors(prefixes, field, group.kv_heads) for field in (1, 2))
+            queries = self.random_vectors(prefixes[-count:], 3, group.heads)
+            exact = [part.astype(np.float64) for part in (queries, keys, values)]
+            dense.append(dense_attention(exact[0], exact[1], exact[2], group.kind))
+            query.append(queries)
+            key.append(keys[-count:])
+            value.append(values[-count:])
+        new_query, new_key, new_value = (torch.from_numpy(np.concatenate(it)) for it in (query, key, value))
+        writer = self.random.choice(list(tables))
+        write_kv(layer_kv, new_key, new_value, tables[writer], query_start_loc=starts)
+        for form, of_form in tables.items():
+            output = paged_attention(
+                new_query, layer_kv, of_form, query_start_loc=starts, **mask_arguments(group.kind)
+            )
+            worst = np.abs(output.numpy() - np.concatenate(dense)).max()
+            assert worst <= TOLERANCE, f"{group}, written by {writer}, read by {form}: {worst}"
+            self.counts[form] += 1
+
+    def random_vectors(self, prefixes: np.ndarray, field: int, heads: int) -> np.ndarray:
+        """Numbers from -2 to 2 that depend on the prefix: float32 [len(prefixes), heads, HEAD_DIM]."""
+        lanes = np.arange(1, heads * HEAD_DIM + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15 + field)
+        mixed = prefixes.astype(np.uint64)[:, None] ^ lanes
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        unit = (mixed >> np.uint64(11)).astype(np.float64) / 2**53
+        return (4 * unit - 2).astype(np.float32).reshape(len(prefixes), heads, HEAD_DIM)
+
+    # The books
+
+    def check_rows(self) -> None:
+        """A block has a page in a group unless no token to come sees it."""
+        for one in self.live:
+            known = min(one.ctx.processed_length, len(one.ctx))
+            for group in self.groups:
+                row = self.row(one, group)
+                missing = {block for block, page in enumerate(row) if page == 0}
+                behind = blocks_behind(group.kind, known, self.page_size) & set(range(len(row)))
+                assert missing == behind, f"{group}, request {self.places([one])}: {row}"
+
+    def row(self, one: Live, group: Layers) -> list[int]:
+        return self.kv.get_cache_indices(one.ctx, group.name)[0]
+
+    def held(self) -> int:
+        """Blocks of all requests that have pages, in all groups."""
+        return sum(page > 0 for one in self.live for group in self.groups for page in self.row(one, group))
+
+    def note(self, line: str) -> None:
+        self.trace.append(line)
+
+    def places(self, batch: Sequence[Live]) -> list[int]:
+        return [self.live.index(one) for one in batch]
+
+
+def kind_argument(kind: Kind) -> FullAttention | SlidingWindow | ChunkedLocal:
+    """How the parameters of a group say it."""
+    match kind:
+        case Window(tokens, sinks):
+            return SlidingWindow(tokens, sinks)
+        case Chunked(tokens):
+            return ChunkedLocal(tokens)
+    return FullAttention()

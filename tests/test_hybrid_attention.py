@@ -1,0 +1,40 @@
+"""Models of several groups: what attention reads from pages is right, whatever the cache did before.
+
+`--long` runs many more schedules, and fresh ones; `PAGEKEEPER_RANDOM_SEED=1234` runs that one only.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch")
+
+from model.hybrid import Session
+
+ONLY = os.environ.get("PAGEKEEPER_RANDOM_SEED")
+HAPPENED = (
+    *("hits", "hits_with_placeholders", "reused_tokens", "late_reused_tokens", "evictions", "out_of_window"),
+    *("preemptions", "forks", "page_copies", "overlapped", "adopted_blocks", "private_blocks"),
+    *("InsufficientBlocksError", "max", "vllm", "flashinfer", "tensorrt"),
+)
+"""What random schedules have to have met, or they would prove little."""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+@pytest.mark.usefixtures("one_thread")
+def test_attention_over_every_groups_tables_equals_dense_attention(
+    groups: int, first_seed: int, long_run: bool
+) -> None:
+    seeds = [int(ONLY)] if ONLY else range(first_seed, first_seed + (1000 if long_run else 8))
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        session = Session(seed, groups)
+        try:
+            happened += session.run(calls=80)
+        except Exception as error:
+            calls = "\n".join(session.trace)
+            error.add_note(f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups\n{calls}")
+            raise
+    assert ONLY or [name for name in HAPPENED if not happened[name]] == []
