@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from math import inf
 
 from model.events import Told
-from model.pool import Content, Group, Limit, Pool
+from model.pool import NULL, Content, Group, Limit, Pool
 from model.requests import Kept, Request, Token
 from model.windows import is_usable, release_order
 
@@ -196,17 +196,21 @@ class Keeping:
                     for space, other in self._remembered()
                     if space == namespace and len(other) > end and other[:end] == content[1]
                 }
-                groups = zip(self.pools, request.rows, strict=True)
-                stored = [(pool, row, pool.tree.get(content)) for pool, row in groups]
-                shared = any(
-                    pool.references[page] > (row[block] == page) for pool, row, page in stored if page
-                )
-                if children - {below} or shared:
+                if children - {below} or self._is_shared(request, block):
                     break
-                for pool, _, page in stored:
-                    if page:
-                        self.retain(pool, page, Kept(0))
+                for pool in self.pools:
+                    if content in pool.tree:
+                        self.retain(pool, pool.tree[content], Kept(0))
                 below = content[1]
+
+    def _is_shared(self, request: Request, block: int) -> bool:
+        """Whether in some group another session holds the stored page, or the request a page beside it."""
+        content = request.content(block, self.page_size)
+        return any(
+            row[block] not in (NULL, pool.tree.get(content))
+            or (content in pool.tree and pool.references[pool.tree[content]] > bool(row[block]))
+            for pool, row in zip(self.pools, request.rows, strict=True)
+        )
 
     def _current(self, names: Sequence[object]) -> list[Request]:
         return [self.requests[name] for name in names if not self.requests[name].outdated]
