@@ -23,6 +23,7 @@ FULL: dict[str, Any] = {
     "host_offload_max_gb": 0.5,
     "disk_offload_dir": "/var/cache/kv",
     "disk_offload_max_gb": 100.0,
+    "disk_rank": 3,
     "num_disk_workers": 8,
     "fsync": "always",
     "block_store_endpoint": ENDPOINT,
@@ -56,6 +57,7 @@ def test_without_arguments_every_field_has_its_default() -> None:
         "host_offload_max_gb": None,
         "disk_offload_dir": None,
         "disk_offload_max_gb": None,
+        "disk_rank": 0,
         "num_disk_workers": 32,
         "fsync": "batch",
         "block_store_endpoint": None,
@@ -118,6 +120,7 @@ def test_the_warning_leads_to_the_users_line_whichever_way_the_name_goes(
         ("host_offload_max_gb", math.ulp(0.0)),
         ("disk_offload_max_gb", 0),
         ("num_disk_workers", 1),
+        ("disk_rank", 0),
         ("num_copy_lanes", 1),
         ("host_numa_node", 0),
     ],
@@ -132,6 +135,7 @@ def test_the_least_value_of_a_range_is_accepted(field: str, least: float) -> Non
         ("host_offload_max_gb", sys.float_info.max),
         ("disk_offload_max_gb", sys.float_info.max),
         ("num_disk_workers", 2**31 - 1),
+        ("disk_rank", 2**31 - 1),
         ("num_copy_lanes", 64),
         ("host_numa_node", 2**31 - 1),
     ],
@@ -147,7 +151,7 @@ def test_a_size_is_kept_as_a_float_whatever_number_it_was(field: str, given: Any
     assert (type(kept), kept) == (float, 2.0)
 
 
-@pytest.mark.parametrize("field", ["num_disk_workers", "num_copy_lanes", "host_numa_node"])
+@pytest.mark.parametrize("field", ["disk_rank", "num_disk_workers", "num_copy_lanes", "host_numa_node"])
 def test_numpy_integers_are_kept_as_plain_ones(field: str) -> None:
     kept = getattr(make(**{field: np.uint16(7)}), field)
     assert (type(kept), kept) == (int, 7)
@@ -184,6 +188,7 @@ def test_the_endpoint_does_not_show_in_the_printed_form() -> None:
 ABOVE_0 = "a finite number of GiB above 0, or None"
 FROM_0 = "a finite number of GiB from 0, or None"
 WHOLE = "a whole number from 1 to 2**31 - 1"
+RANK = "a whole number from 0 to 2**31 - 1"
 NODE = "a whole number from 0 to 2**31 - 1, or None"
 PATH = "a path (a str that is not empty, an os.PathLike), or None"
 NO_NUMBERS: list[object] = [True, np.True_, "3", b"3", [3], 3j]
@@ -202,6 +207,7 @@ NO_NUMBERS: list[object] = [True, np.True_, "3", b"3", [3], 3j]
         *(("disk_offload_max_gb", value, FROM_0) for value in NO_NUMBERS),
         *(("disk_offload_dir", value, PATH) for value in ["", "kv\0", "\udcff", b"kv", 3, True, ["kv"]]),
         *(("num_disk_workers", value, WHOLE) for value in [0, -1, 2**31, 8.0, None, *NO_NUMBERS]),
+        *(("disk_rank", value, RANK) for value in [-1, 2**31, 1.0, None, *NO_NUMBERS]),
         *(("num_copy_lanes", value, "a whole number from 1 to 64") for value in [0, 65, None, *NO_NUMBERS]),
         *(("host_numa_node", value, NODE) for value in [-1, 2**31, 1.0, *NO_NUMBERS]),
         *(("host_pin_memory", value, "True or False") for value in [0, 1, None, "true", np.True_]),

@@ -103,14 +103,12 @@ def test_ranks_have_stores_of_their_own_in_one_directory(tmp_path: Path) -> None
     prompt = prompt_of(1, 3)
     other_rank = f"""
 import numpy as np
-from pagekeeper import disk_tier
-disk_tier.RANK = "rank-1"
 
 class OtherRank(HostCache):
     def content(self, tokens, block):
         return np.flip(super().content(tokens, block))
 
-cache = opened(Path({str(tmp_path)!r}))
+cache = opened(Path({str(tmp_path)!r}), disk={{"disk_rank": 1}})
 cache.__class__ = OtherRank  # as many blocks of the same keys, and other bytes
 print(cache.serve({prompt}))
 assert cache.kv.flush()

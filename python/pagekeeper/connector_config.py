@@ -65,6 +65,8 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
             temporary one if `disk_offload_max_gb` is above 0, and no disk tier otherwise.
         disk_offload_max_gb: disk space for blocks, in GiB. 0 is no disk tier. None is 2 times the device pool
             if a directory is named, at most nine tenths of what is free there.
+        disk_rank: which of the processes that serve one model this is, from 0. Each has a store of its own in
+            the directory, as `rank-0`.
         num_disk_workers: most disk operations in flight, at least 1; more than 1024 are not used.
         fsync: when what was written to disk is synced: "batch" many blocks at a time, "always" each block,
             "none" whenever the system does.
@@ -88,6 +90,7 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
     host_offload_max_gb: float | None = None
     disk_offload_dir: str | None = None
     disk_offload_max_gb: float | None = None
+    disk_rank: int = 0
     num_disk_workers: int = 32
     fsync: Fsync = "batch"
     block_store_endpoint: str | None = Field(default=None, repr=False)
@@ -104,6 +107,7 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
             host_offload_max_gb: float | None = None,
             disk_offload_dir: str | os.PathLike[str] | None = None,
             disk_offload_max_gb: float | None = None,
+            disk_rank: int = 0,
             num_disk_workers: int = 32,
             fsync: Fsync = "batch",
             block_store_endpoint: str | None = None,
@@ -269,6 +273,7 @@ _PARSERS: dict[str, _Parser] = {
     "host_offload_max_gb": _optional(partial(_gibibytes, zero=False)),
     "disk_offload_dir": _optional(_path),
     "disk_offload_max_gb": _optional(partial(_gibibytes, zero=True)),
+    "disk_rank": partial(whole_number, least=0),
     "num_disk_workers": whole_number,
     "fsync": _one_of(*get_args(Fsync)),
     "block_store_endpoint": _optional(_endpoint),

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["disk_directory", "revise"]
 
-RANK = "rank-0"
-"""Each rank has a directory of its own in the one that is named."""
-
 
 def disk_directory(
     params: KVCacheParams, model_name: str | None, weights_revision: str | None
@@ -43,7 +40,7 @@ def disk_directory(
             "keeps; without a directory the disk tier ends with the process"
         )
     return DiskDirectory(
-        None if named is None else Path(named) / RANK,
+        None if named is None else Path(named) / f"rank-{config.disk_rank}",
         parent=tempfile.gettempdir(),
         fingerprint=_fingerprint(params, model_name or "", weights_revision or ""),
         page_size=params.page_size,

@@ -44,13 +44,14 @@ class Planning(Copying):
         return plans
 
     def _check_size(self, plan: Plan) -> None:
-        """Raises when there will never be room, for the whole request, or in a window for the forward."""
+        """Raises when there will never be room, for this forward, or for that of the request's last token."""
         request = plan.request
-        whole = self.blocks(len(request.tokens) + plan.placeholder + 2 * request.drafts)
+        tokens = len(request.tokens) + plan.placeholder + 2 * request.drafts
         written = range(plan.start // self.page_size, self.blocks(plan.reach))
         for pool in self.pools:
-            at_once = needed_blocks(pool.kind, plan.start, self.page_size).union(written)
-            if (whole if pool.keeps_all else len(at_once)) > pool.pages:
+            now = needed_blocks(pool.kind, plan.start, self.page_size).union(written)
+            last = needed_blocks(pool.kind, tokens - 1, self.page_size)
+            if max(len(last), 0 if pool.keeps_all else len(now)) > pool.pages:
                 raise NeverRoom(request.name)
 
     def _lacking(self, plans: list[Plan], group: int) -> list[int]:
