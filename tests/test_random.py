@@ -31,7 +31,7 @@ def test_the_manager_agrees_with_the_model_after_every_call(
         session = Session(seed, several=groups == "several groups")
         try:
             session.run(calls=80)
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             calls = "\n".join(session.trace)
             error.add_note(f"to repeat: PAGEKEEPER_RANDOM_SEED={seed} pytest tests/test_random.py\n{calls}")
             raise
