@@ -10,7 +10,8 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '
 # One interpreter for every build of the extension, so that its build cache stays valid.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 # Tests whose examples are drawn.
-RANDOM_RUST_TESTS := --test model --test chains --test extra_keys --test extend
+RANDOM_RUST_TESTS := --test model --test shared_model --test geometry --test chains --test extra_keys --test extend \
+  --test partial
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

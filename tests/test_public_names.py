@@ -35,8 +35,7 @@ def test_the_list_of_names_the_lazy_imports_and_those_for_type_checkers_are_the_
 
 LATER = {
     # configuration and planning
-    *("KVCacheConfig", "KVCacheGroupId", "ModelConfig"),
-    *("MultiKVCacheParams", "ModelConfigWithKVCache"),
+    *("KVCacheConfig", "ModelConfig", "ModelConfigWithKVCache"),
     *("MemoryPlanner", "PagedMemoryPlanner", "load_kv_manager", "KVCacheBuffer", "KVCacheMemory"),
     *("CacheTooSmallError",),
     # transfer between replicas

@@ -9,23 +9,26 @@ import pytest
 
 from model.driver import Session
 
-GROUPS = 8
+PARTS = 8
+SESSIONS = {"one group": (800, 20_000), "several groups": (320, 10_000)}
+"""In a normal and in a long run."""
 ONLY = os.environ.get("PAGEKEEPER_RANDOM_SEED")
 
 
-def seeds(group: int, first: int, total: int) -> range:
+def seeds(part: int, first: int, total: int) -> range:
     if ONLY is not None:
-        return range(int(ONLY), int(ONLY) + 1) if group == 0 else range(0)
-    return range(first + group, first + total, GROUPS)
+        return range(int(ONLY), int(ONLY) + 1) if part == 0 else range(0)
+    return range(first + part, first + total, PARTS)
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("groups", SESSIONS)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_the_manager_agrees_with_the_model_after_every_call(
-    group: int, first_seed: int, long_run: bool
+    part: int, groups: str, first_seed: int, long_run: bool
 ) -> None:
-    for seed in seeds(group, first_seed, 20_000 if long_run else 800):
-        session = Session(seed)
+    for seed in seeds(part, first_seed, SESSIONS[groups][long_run]):
+        session = Session(seed, several=groups == "several groups")
         try:
             session.run(calls=80)
         except Exception as error:

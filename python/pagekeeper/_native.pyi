@@ -33,6 +33,7 @@ __all__ = [
     "inspect_store",
     "normalize_tokens",
     "pending_transfer",
+    "slab_geometry",
     "store_bytes",
     "wipe_store",
 ]
@@ -140,6 +141,9 @@ class BatchShape:
     @property
     def page_copies(self) -> int:
         """Page copies that wait to be carried out."""
+    @property
+    def page_fills(self) -> int:
+        """Pages that wait to be zeroed."""
 
 @final
 class Ledger:
@@ -150,6 +154,7 @@ class Ledger:
         *,
         page_size: int,
         groups: list[tuple[str, int, int, int]],
+        huge_pages: int | None,
         max_batch_size: int,
         prefix_caching: bool,
         algo: HashAlgorithm,
@@ -172,6 +177,7 @@ class Ledger:
     def claim(self, context: TextContext) -> int: ...
     def unclaim(self, context: TextContext) -> None: ...
     def fork(self, request: Request, request_id: str | int) -> TextContext: ...
+    def take_page_fills(self, group: int) -> NDArray[np.int32]: ...
     def take_page_copies(self, group: int) -> NDArray[np.int32]: ...
     def alloc(self, batch: Batch, num_tokens: int | ArrayLike | None) -> int: ...
     def alloc_dummy(self, request: Request) -> None: ...
@@ -276,6 +282,7 @@ class Ledger:
     def fingerprint(self) -> int: ...
     def debug_dump(self) -> str: ...
     def block_count(self) -> list[tuple[int, int]]: ...
+    def huge_page_count(self) -> tuple[int, int] | None: ...
     def metrics(self) -> dict[str, int]: ...
     def histograms(self) -> dict[str, tuple[int, ...]]: ...
     def take_events(self, timeout: float) -> list[tuple[Any, ...]]: ...
@@ -384,6 +391,19 @@ class Completer:
         """The copy was given up and writes nothing more."""
     def is_cancel_requested(self) -> bool:
         """Whether somebody asked that the copy be given up."""
+
+def slab_geometry(
+    pages: list[tuple[int, int]],
+    budget: int,
+    *,
+    max_padding: float,
+    max_huge_bytes: int,
+    max_ratio: int,
+) -> tuple[int, int, list[tuple[int, int]]]:
+    """A slab of at most `budget` bytes for groups with pages of (bytes, bytes of a row).
+
+    Bytes of a huge page, usable huge pages, and (pages in a huge page, bytes of a padded page) of each group.
+    """
 
 def pending_transfer(block_ids: ArrayLike) -> tuple[Transfer, Completer]:
     """Two ends of one copy: what is waited for, and what ends it."""

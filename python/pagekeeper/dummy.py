@@ -16,6 +16,7 @@ from pagekeeper.manager import PagedKVCacheManager
 from pagekeeper.params import MHAKVCacheParams, Priority
 from pagekeeper.tables import (
     NO_COPIES,
+    NO_FILLS,
     FlashInferTables,
     Form,
     KVCacheInputs,
@@ -112,6 +113,9 @@ class DummyKVCache(PagedKVCacheManager):
 
     def take_page_copies(self, group: str | None = None) -> NDArray[np.int32]:
         return NO_COPIES
+
+    def take_page_fills(self, group: str | None = None) -> NDArray[np.int32]:
+        return NO_FILLS
 
     def truncate(self, ctx: Request, length: int) -> None:
         pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from pagekeeper._native import slab_geometry
 from pagekeeper.errors import shown
 from pagekeeper.params import (
     ChunkedLocal,
@@ -15,6 +17,7 @@ from pagekeeper.params import (
     whole_number,
 )
 from pagekeeper.pools import Pool, pool_for, usable_pages
+from pagekeeper.slabs import MAX_HUGE_BYTES, MAX_PADDING, MAX_RATIO, GroupMemory, slab_pools
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,8 +50,9 @@ class Groups:
         if isinstance(params, MultiKVCacheParams):
             self.names: tuple[str, ...] = tuple(params)
             self.params: tuple[KVCacheParams, ...] = tuple(params.values())
+            self.layout = params.layout
         elif isinstance(params, KVCacheParams):
-            self.names, self.params = (), (params,)
+            self.names, self.params, self.layout = (), (params,), "paged"
         else:
             raise TypeError(
                 f"params: got {type(params).__name__}, must be a KVCacheParams or MultiKVCacheParams"
@@ -57,6 +61,11 @@ class Groups:
             if not isinstance(group.kind, FullAttention | SlidingWindow | ChunkedLocal):
                 where = "params.kind" if name is None else f"params[{name!r}].kind"
                 raise ValueError(f"{where}={group.kind}: is not there yet")
+
+    @property
+    def shares(self) -> bool:
+        """Whether groups may share a slab."""
+        return self.layout != "paged" and len(self.params) > 1
 
     @property
     def is_plain(self) -> bool:
@@ -77,10 +86,10 @@ class Groups:
             raise ValueError(f"group={shown(group)}: must be None, the cache has one group")
         raise ValueError(f"group={shown(group)}: must be one of {', '.join(map(repr, self.names))}")
 
-    def pages(
+    def memory(
         self, total_num_pages: int | Mapping[str, int] | None, available_bytes: int | None
-    ) -> tuple[int, ...]:
-        """Usable pages of each group.
+    ) -> GroupMemory:
+        """How much memory each group has, of its own or of a slab that all share.
 
         Raises:
             ValueError: what is given is missing, doubled, out of range, too small, or not by group.
@@ -88,23 +97,52 @@ class Groups:
         if not self.names:
             if isinstance(total_num_pages, Mapping):
                 raise ValueError(f"total_num_pages={shown(total_num_pages)}: must be a number, of one group")
-            return (usable_pages(self.params[0], total_num_pages, available_bytes),)
-        if available_bytes is not None or not isinstance(total_num_pages, Mapping):
-            raise ValueError(
-                f"total_num_pages={shown(total_num_pages)}: must be a mapping of "
-                f"{', '.join(map(repr, self.names))} to pages"
+            return GroupMemory((usable_pages(self.params[0], total_num_pages, available_bytes),))
+        if (total_num_pages is None) == (available_bytes is None):
+            raise ValueError("give total_num_pages or available_bytes, one of them")
+        if available_bytes is not None:
+            if not self.shares:
+                raise ValueError(
+                    f"available_bytes={shown(available_bytes)}: must be None, with layout='paged'"
+                )
+            return self._slab(whole_number(available_bytes, "available_bytes", 0, 2**63 - 1))
+        names = ", ".join(map(repr, self.names))
+        if self.layout == "jenga" or not isinstance(total_num_pages, Mapping):
+            wanted = (
+                "None, with layout='jenga'" if self.layout == "jenga" else f"a mapping of {names} to pages"
             )
+            raise ValueError(f"total_num_pages={shown(total_num_pages)}: must be {wanted}")
         if set(total_num_pages) != set(self.names):
-            raise ValueError(
-                f"total_num_pages: names {', '.join(map(repr, total_num_pages))}, must name each of "
-                f"{', '.join(map(repr, self.names))}"
-            )
-        return tuple(whole_number(total_num_pages[name], f"total_num_pages[{name!r}]") for name in self.names)
+            given = ", ".join(map(repr, total_num_pages))
+            raise ValueError(f"total_num_pages: names {given}, must name each of {names}")
+        return GroupMemory(
+            tuple(whole_number(total_num_pages[name], f"total_num_pages[{name!r}]") for name in self.names)
+        )
 
-    def native(self, pages: Sequence[int]) -> list[tuple[str, int, int, int]]:
+    def _slab(self, available_bytes: int) -> GroupMemory:
+        pages = []
+        for group in self.params:
+            rows = [region.shape[-1] * region.dtype.size_in_bytes for region in group.page_layout.regions]
+            pages.append((group.bytes_per_page, math.gcd(group.bytes_per_page, *rows)))
+        huge_bytes, huge_pages, tilings = slab_geometry(
+            pages,
+            available_bytes,
+            max_padding=MAX_PADDING,
+            max_huge_bytes=MAX_HUGE_BYTES,
+            max_ratio=MAX_RATIO,
+        )
+        if huge_pages < 1:
+            raise ValueError(
+                f"available_bytes={available_bytes}: has no room for a huge page of {huge_bytes} bytes "
+                "beside the null one"
+            )
+        ratios, strides = zip(*tilings, strict=True)
+        return GroupMemory(ratios, huge_pages, huge_bytes, strides)
+
+    def native(self, memory: GroupMemory) -> list[tuple[str, int, int, int]]:
         """What the ledger is told: kind, tokens of the window or chunk, sinks, and pages of each group."""
         told = []
-        for group, count in zip(self.params, pages, strict=True):
+        for group, count in zip(self.params, memory.pages, strict=True):
             match group.kind:
                 case SlidingWindow(window_size=window, sink_tokens=sinks):
                     told.append(("window", window, sinks, count))
@@ -115,7 +153,7 @@ class Groups:
         return told
 
     def make_pools(
-        self, pages: Sequence[int], buffers: Buffers | Mapping[str, Buffers] | None
+        self, memory: GroupMemory, buffers: Buffers | Mapping[str, Buffers] | None
     ) -> tuple[Pool, ...]:
         """A new pool for each group, or pools that adopt `buffers`: by name, where groups have names.
 
@@ -124,18 +162,19 @@ class Groups:
             TypeError: buffers that are no list of tensors or arrays.
             ValueError: buffers that do not fit, or are missing for a group.
         """
+        counts = memory.usable_pages
         if not self.names:
             if isinstance(buffers, Mapping):
                 raise TypeError("buffers: got a mapping, must be a list: the cache has one group")
-            return (pool_for(self.params[0], pages[0], buffers),)
+            return (pool_for(self.params[0], counts[0], buffers),)
         if buffers is None:
-            return tuple(
-                pool_for(group, count, None) for group, count in zip(self.params, pages, strict=True)
-            )
+            if memory.huge_pages is not None:
+                return slab_pools(self.params, memory)
+            return tuple(pool_for(*group, None) for group in zip(self.params, counts, strict=True))
         if not isinstance(buffers, Mapping) or set(buffers) != set(self.names):
             raise ValueError(f"buffers: must be a mapping of {', '.join(map(repr, self.names))} to lists")
         pools = []
-        for name, group, count in zip(self.names, self.params, pages, strict=True):
+        for name, group, count in zip(self.names, self.params, counts, strict=True):
             try:
                 pools.append(pool_for(group, count, buffers[name]))
             except (TypeError, ValueError) as error:

@@ -52,9 +52,10 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
             calls then name.
         session: accepted for code written for other engines; not used.
         total_num_pages: usable pages; the pools hold one more, the null page 0. With several groups a mapping
-            of their names to pages.
+            of their names to pages, of which each has memory of its own.
         max_batch_size: most requests of one replica in `runtime_inputs`, up to 2**20.
-        available_bytes: instead of `total_num_pages`: bytes for the pools, null page included.
+        available_bytes: instead of `total_num_pages`: bytes for the pools, null page included. Several groups
+            share them: what one does not use another can.
         max_seq_len: most tokens of one request, prompt and output. None: as many as the pool holds.
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
@@ -91,11 +92,11 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         connector: KVConnector | None = None,
     ) -> None:
         self._groups = Groups(params)
-        self._pages = pages = self._groups.pages(total_num_pages, available_bytes)
+        self._memory = memory = self._groups.memory(total_num_pages, available_bytes)
         if max_batch_size is None:
             raise ValueError("max_batch_size: missing; most requests of one replica in runtime_inputs")
         self.params = params
-        self.total_num_pages = sum(pages)
+        self.total_num_pages = sum(memory.usable_pages)
         self.max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
         self.max_seq_len = _limit(max_seq_len, "max_seq_len")
         self.max_num_input_tokens = _limit(max_num_input_tokens, "max_num_input_tokens")
@@ -115,7 +116,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
             raise ValueError("connector, kv_connector_config: windows and several groups have no tiers yet")
         self._pools = ()
         if allocate_pools or buffers is not None:
-            self._pools = self._groups.make_pools(pages, buffers)
+            self._pools = self._groups.make_pools(memory, buffers)
         self._has_pool, self._pool_is_adopted = bool(self._pools), buffers is not None
         self._disk = disk = disk_directory(self._groups.params[0], self.model_name, self.weights_revision)
         try:
@@ -128,7 +129,8 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         self._hash_seed = (disk and disk.seed) or resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
-            groups=self._groups.native(pages),
+            groups=self._groups.native(memory),
+            huge_pages=memory.huge_pages,
             max_batch_size=self.max_batch_size,
             prefix_caching=params.enable_prefix_caching,
             algo=params.kv_hash_algo,
@@ -166,7 +168,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         _log.info(
             "cache of %s: %s pages of %d tokens, %s bytes a page; prefix caching %s",
             model_name or "a model",
-            " + ".join(map(str, pages)),
+            " + ".join(map(str, memory.usable_pages)),
             params.page_size,
             ", ".join(str(group.bytes_per_page) for group in self._groups.params),
             f"with {params.kv_hash_algo}" if params.enable_prefix_caching else "off",
@@ -229,8 +231,8 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
 
         Args:
             replica_idx: the data-parallel replica; 0.
-            group: one of several groups of layers. None is the only one, or of several that which has the
-                least to give.
+            group: one of several groups of layers. None is the only one; of several it counts the huge pages
+                of the memory that they share, or the pages of that which has the least to give.
 
         Raises:
             ValueError: there is no such replica or group.
@@ -238,6 +240,9 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
         check_replica(replica_idx)
         counts = [BlockCount(free, total) for free, total in self._core.block_count()]
         if group is None:
+            huge = self._core.huge_page_count()
+            if huge is not None:
+                return BlockCount(*huge)
             return min(counts, key=lambda count: count.free)
         return counts[self._groups.index(group)]
 

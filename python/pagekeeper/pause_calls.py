@@ -13,6 +13,7 @@ from pagekeeper.groups import Buffers, Groups
 from pagekeeper.native_tiers import NativeTiers
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.pools import Pool
+from pagekeeper.slabs import GroupMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ class PauseCalls:
     """The part of `PagedKVCacheManager` that is about what rests."""
 
     _groups: Groups
-    _pages: tuple[int, ...]
+    _memory: GroupMemory
     _core: Ledger
     _connector: KVConnector | None
     _tiers: OuterTiers | None
@@ -170,7 +171,7 @@ class PauseCalls:
         if self._has_pool:
             if buffers is None and self._pool_is_adopted:
                 raise ValueError("buffers: missing; the pool was given when the manager was made")
-            pools = self._groups.make_pools(self._pages, buffers)
+            pools = self._groups.make_pools(self._memory, buffers)
             if isinstance(self._connector, TieredConnector):
                 self._connector.adopt_pages(pools[0].byte_arrays())
             self._pools, self._pool_is_adopted = pools, buffers is not None

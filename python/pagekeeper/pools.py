@@ -59,6 +59,26 @@ class DevicePool:
             _check_adopted(given, region, num_pages, device, number)
         self._tensors = list(buffers)
 
+    @classmethod
+    def of_slab(cls, params: KVCacheParams, slab: torch.Tensor, page_stride: int) -> DevicePool:
+        """The pages of one of the groups that share a slab.
+
+        Args:
+            params: geometry and dtype of the group.
+            slab: uint8 [bytes], all of it, from the null page on.
+            page_stride: bytes from one page to the next.
+        """
+        pool = cls.__new__(cls)
+        pool._layout, pool._num_layers = params.page_layout, params.num_layers
+        pages = slab.view(-1, page_stride)
+        pool._tensors = [
+            pages[:, region.offset : region.offset + region.nbytes]
+            .view(region.dtype.to_torch())
+            .unflatten(1, region.shape)
+            for region in pool._layout.regions
+        ]
+        return pool
+
     def layer(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
         """One layer's part of a region, a view without a copy.
 
@@ -95,6 +115,16 @@ class DevicePool:
         for source, destination in copies.tolist():
             for tensor in self._tensors:
                 tensor[destination].copy_(tensor[source])
+
+    def fill_pages(self, pages: NDArray[np.int32]) -> None:
+        """Zeroes whole pages, queued on the current stream of the pool's device.
+
+        Args:
+            pages: their ids, int32 [pages].
+        """
+        for page in pages.tolist():
+            for tensor in self._tensors:
+                tensor[page].zero_()
 
     def pages(self) -> torch.Tensor:
         """Every page as bytes, for transfers: uint8 [pages + 1, bytes_per_page], a view.
@@ -172,6 +202,15 @@ class PlainPool:
         for source, destination in copies.tolist():
             for memory in self._memory:
                 memory[destination] = memory[source]
+
+    def fill_pages(self, pages: NDArray[np.int32]) -> None:
+        """Zeroes whole pages.
+
+        Args:
+            pages: their ids, int32 [pages].
+        """
+        for memory in self._memory:
+            memory[pages] = 0
 
     def pages(self) -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""

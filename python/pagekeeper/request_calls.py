@@ -16,6 +16,7 @@ from pagekeeper.pools import Pool
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
     NO_COPIES,
+    NO_FILLS,
     FlashInferTables,
     Form,
     KVCacheInputs,
@@ -216,10 +217,13 @@ class RequestCalls:
             tables, copies = self._tables[0].write(batches[0], form)
             return KVCacheInputs(form, (tables,), self._copy_pages(0, copies))
         written = [writer.write(batches[0], form) for writer in self._tables]
-        inputs = [
-            KVCacheInputs(form, (tables,), self._copy_pages(group, copies))
-            for group, (tables, copies) in enumerate(written)
-        ]
+        inputs = []
+        for group, (tables, copies) in enumerate(written):
+            fills = self._core.take_page_fills(group)
+            if self._pools:
+                self._pools[group].fill_pages(fills)  # before copies into them
+                fills = NO_FILLS
+            inputs.append(KVCacheInputs(form, (tables,), self._copy_pages(group, copies), page_fills=fills))
         return KVCacheInputs(form, groups=self._groups.by_name(inputs))
 
     def _copy_pages(self, group: int, copies: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -244,6 +248,23 @@ class RequestCalls:
             is given once.
         """
         return self._core.take_page_copies(self._groups.index(group))
+
+    def take_page_fills(self, group: str | None = None) -> NDArray[np.int32]:
+        """Pages to zero before the next forward and before page copies, for engines with tables of their own.
+
+        Where groups share memory a page may hold what another group left there. `runtime_inputs` does this
+        itself. Each page is given once.
+
+        Args:
+            group: the group of layers, where there are several.
+
+        Returns:
+            int32 [pages].
+
+        Raises:
+            ValueError: there is no such group.
+        """
+        return self._core.take_page_fills(self._groups.index(group))
 
     def step(
         self,

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 NO_COPIES: NDArray[np.int32] = np.empty((0, 2), np.int32)
+NO_FILLS: NDArray[np.int32] = np.empty(0, np.int32)
 Form = Literal["max", "vllm", "flashinfer"]
 _FORMS = get_args(Form)
 
@@ -142,22 +143,26 @@ class KVCacheInputs(Generic[_Tables]):
         replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica.
         page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
             destination. Mostly empty, and always when the manager has pools: it copies there itself.
+        page_fills: pages to zero before that; int32 [pages]. Empty where groups share no memory, and when the
+            manager has pools.
         groups: the inputs of each group of layers by name, where there are several; there are no `replicas`
             then: `inputs["full"][0].lookup_table`.
     """
 
-    __slots__ = ("form", "groups", "page_copies", "replicas")
+    __slots__ = ("form", "groups", "page_copies", "page_fills", "replicas")
 
     def __init__(
         self,
         form: Form,
         replicas: tuple[_Tables, ...] = (),
         page_copies: NDArray[np.int32] = NO_COPIES,
+        page_fills: NDArray[np.int32] = NO_FILLS,
         groups: dict[str, KVCacheInputs[_Tables]] | None = None,
     ) -> None:
         self.form = form
         self.replicas = replicas
         self.page_copies = page_copies
+        self.page_fills = page_fills
         self.groups = groups or {}
 
     def __len__(self) -> int:

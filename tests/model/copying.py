@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.keeping import Keeping
-from model.pool import Content
+from model.pool import Content, Group, Pool
 from model.requests import Load, Plan, Request
 from model.writing import WRITE_POLICIES
 
@@ -26,12 +26,12 @@ class Copy:
 
 
 class Copying(Keeping):
-    """The pool beside the movers that read it and write to it."""
+    """The pools beside the movers; those that go to a tier or come from there know the first pool alone."""
 
     def __init__(
         self,
         page_size: int,
-        pages: int,
+        groups: Sequence[Group],
         *,
         tier: bool,
         write_policy: str,
@@ -39,13 +39,14 @@ class Copying(Keeping):
         min_priority: int | None,
         **options: Any,
     ) -> None:
-        super().__init__(page_size, pages, **options)
+        super().__init__(page_size, groups, **options)
+        self.pool = self.pools[0]
         self.writing = WRITE_POLICIES[write_policy](self.pool.priority.__getitem__, min_hits, min_priority)
         self.tier: set[Content] | None = set() if tier else None
         """Blocks that are kept beyond the device, if anything is."""
         self.copies: dict[int, Copy] = {}
-        self.page_copies: list[list[int]] = []
-        """[source, destination] of each copy that goes before the next forward."""
+        self.page_copies: list[tuple[Pool, list[int]]] = []
+        """Where, and [source, destination], of each copy that goes before the next forward."""
         self.new_offloads: list[int] = []
 
     def start_copy(self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None) -> int:
@@ -78,12 +79,12 @@ class Copying(Keeping):
         else:
             request.load_failed = request.load_failed or end == "failed"
             self.drop_load(request)
-            request.outdated = request.outdated and bool(request.row)
+            request.outdated = request.outdated and request.holds_pages
         return True
 
-    def reset(self, order: Sequence[int]) -> None:
+    def reset(self, orders: Sequence[Sequence[int]]) -> None:
         """Loads on the way land unpublished, offloads on the way are dropped."""
-        super().reset(order)
+        super().reset(orders)
         for copy in self.copies.values():
             copy.stale = True
         if self.tier is not None:
@@ -102,7 +103,7 @@ class Copying(Keeping):
         request = self.requests[name]
         if self.tier is None or not self.reads(request) or request.load_failed or request.live:
             return 0
-        on_device = request.offered + len(self.match(request.namespace, request.known, request.offered))
+        on_device = self.match(request.namespace, request.known, request)
         on_device = max(on_device, request.processed // self.page_size)
         reusable = (len(request.known) - 1) // self.page_size
         found = 0
@@ -121,7 +122,7 @@ class Copying(Keeping):
     def begin_load(self, plan: Plan) -> int:
         """Its pages are the load's until it has landed."""
         request = plan.request
-        taken = [self.take_page() for _ in range(plan.fresh)]
+        taken = [self.take_page(self.pool) for _ in range(plan.fresh[0])]
         pages, rest = taken[: plan.load], taken[plan.load :]
         blocks = range(plan.first_load, plan.first_load + plan.load)
         contents = [request.content(block, self.page_size) for block in blocks]
@@ -136,16 +137,17 @@ class Copying(Keeping):
         assert load is not None
         request.load = None
         end = load.first + len(load.pages)
-        for page in reversed(request.row[load.first : end]):
+        [row] = request.rows
+        for page in reversed(row[load.first : end]):
             self.pool.let_go(page)
-        request.row = request.row[: load.first] + load.pages + request.row[end:] + load.rest
+        request.rows = [row[: load.first] + load.pages + row[end:] + load.rest]
         self.counts["loaded_blocks"] += len(load.pages)
         self.counts["loaded_tokens"] += load.gain
         request.processed = end * self.page_size
         if self.publishes(request):
             self._store_computed(request)  # the tier has these blocks
         if not request.outdated:
-            self.mark_reused(request, end)
+            self.mark_reused(request, self.pool, range(min(end, request.offered)))
 
     def drop_load(self, request: Request) -> None:
         """Pages of the load are in flight until the copy ends, then free."""
@@ -170,7 +172,8 @@ class Copying(Keeping):
 
     def _store_computed(self, request: Request) -> Sequence[int]:
         """Gives the pages of those blocks that go to the tier now."""
-        return self.writing.published([request.row[block] for block in self.store_computed(request)])
+        new = self.store_computed(request)
+        return [] if self.tier is None else self.writing.published([request.rows[0][block] for block in new])
 
     def offload_ahead(self, taken: int) -> None:
         """A call took so many pages."""
@@ -193,43 +196,41 @@ class Copying(Keeping):
 
     # Copies on write
 
-    def must_copy(self, page: int, leaving: int) -> bool:
+    def must_copy(self, pool: Pool, page: int, leaving: int) -> bool:
         """Whether a forward may not write to the page.
 
         The block is stored, or another request holds it (`leaving` get copies in the same batch), or a mover
         reads it. Copies planned before go before the forward.
         """
-        planned = sum(pair.count(page) for pair in self.page_copies)
-        return (
-            page in self.pool.stored
-            or self.pool.references[page] - leaving > 1
-            or self.pool.touched[page] > planned
-        )
+        planned = sum(pair.count(page) for where, pair in self.page_copies if where is pool)
+        return page in pool.stored or pool.references[page] - leaving > 1 or pool.touched[page] > planned
 
-    def copy_on_write(self, request: Request, block: int) -> None:
-        source, request.row[block] = request.row[block], self.take_page()
-        pair = [source, request.row[block]]
+    def copy_on_write(self, pool: Pool, row: list[int], block: int) -> None:
+        source, row[block] = row[block], self.take_page(pool)
+        pair = [source, row[block]]
         for page in pair:
-            self.pool.touch(page)
-        self.pool.let_go(source)
-        self.page_copies.append(pair)
+            pool.touch(page)
+        pool.let_go(source)
+        self.page_copies.append((pool, pair))
         self.counts["page_copies"] += 1
 
-    def take_page_copies(self) -> list[list[int]]:
+    def take_page_copies(self, pool: Pool) -> list[list[int]]:
         """They are carried out now. Their pages count as used until now."""
-        copies, self.page_copies = self.page_copies, []
+        copies = [pair for where, pair in self.page_copies if where is pool]
+        self.page_copies = [copy for copy in self.page_copies if copy[0] is not pool]
         for page in [page for pair in copies for page in pair]:
-            self.pool.hold(page)
-            self.pool.end_touch(page)
-            self.pool.let_go(page)
-            self.pool.refresh_above(page)
+            pool.hold(page)
+            pool.end_touch(page)
+            pool.let_go(page)
+            pool.refresh_above(page)
         return copies
 
-    def take_page(self) -> int:
+    def take_page(self, pool: Pool) -> int:
         self.counts["pages_allocated"] += 1
-        self.counts["pages_allocated_new"] += not self.pool.loose and bool(self.pool.pristine)
-        page, evicted = self.pool.take()
+        self.counts["pages_allocated_new"] += not pool.loose and bool(pool.pristine)
+        page, evicted = pool.take()
         if evicted is not None:
-            self.told.removed(evicted)
             self.counts["evictions"] += 1
+            if pool is self.lead:
+                self.told.removed(evicted)
         return page

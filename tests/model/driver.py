@@ -47,6 +47,12 @@ class Session(Moving, Tending, Watching):
     """One random sequence of calls."""
 
     def run(self, calls: int) -> None:
+        """Plays, then ends all that is left."""
+        self.play(calls)
+        self.release_all()
+
+    def play(self, calls: int) -> None:
+        """So many random calls, each compared."""
         verbs: list[tuple[int, Callable[[], None]]] = [
             (6, self.claim),
             (18, self.alloc),
@@ -69,13 +75,14 @@ class Session(Moving, Tending, Watching):
         ]
         if self.tier is not None:
             verbs += [(2, self.behave), (2, self.prefetch), (5, self.poll), (30, self.visit)]
+        if not self.is_plain:
+            verbs.append((30, self.visit))
         if self.random.random() < 0.3:
             verbs.append((1, self.reset))
         weights, actions = zip(*verbs, strict=True)
         for _ in range(calls):
             self.random.choices(actions, weights)[0]()
             self.compare()
-        self.release_all()
 
     def visit(self) -> None:
         """Some request, mostly the one that comes, is computed and goes."""
@@ -86,13 +93,14 @@ class Session(Moving, Tending, Watching):
     def compare(self) -> None:
         self.kv.verify()
         self.check_counts()
-        assert self.next_to_go() == self.pool.order()
+        assert self.next_to_go() == [pool.order() for pool in self.model.pools]
         for one in self.live:
             request = self.request(one)
             ctx = one.ctx
             lengths = (ctx.processed_length, ctx.cached_prefix_length, len(ctx))
             where = f"request {self.places([one])}"
-            assert self.kv.get_cache_indices(ctx) == [request.row], where
+            for name, row in zip(self.names, request.rows, strict=True):
+                assert self.kv.get_cache_indices(ctx, name) == [row], where
             assert lengths == (request.processed, request.cached, len(request.known)), where
         if self.live:
             self.check_content(self.random.choice(self.live))
@@ -100,22 +108,24 @@ class Session(Moving, Tending, Watching):
         self.check_answers()
 
     def check_counts(self) -> None:
-        metrics, counts, pool = self.kv.metrics(), self.model.counts, self.pool
+        metrics, counts, pools = self.kv.metrics(), self.model.counts, self.model.pools
         assert {name: metrics[name] for name in COUNTED} == {name: counts[name] for name in COUNTED}
         missed = sum(value for name, value in metrics.items() if name.startswith("missed_"))
         assert missed == counts["missed_blocks"]
-        in_flight = [page for page, copies in pool.touched.items() if copies and not pool.references[page]]
+        free, pristine = sum(pool.free for pool in pools), sum(len(pool.pristine) for pool in pools)
         gauges = {
-            "pages_total": pool.pages,
-            "pages_free": pool.free,
-            "pages_pristine": len(pool.pristine),
-            "pages_evictable": pool.free - len(pool.pristine),
-            "pages_in_flight": len(in_flight),
-            "cached_blocks": len(pool.tree),
+            "pages_total": sum(pool.pages for pool in pools),
+            "pages_free": free,
+            "pages_pristine": pristine,
+            "pages_evictable": free - pristine,
+            "pages_in_flight": sum(pool.in_flight for pool in pools),
+            "cached_blocks": len(self.model.lead.tree),
             "requests": len(self.model.requests),
             "pins": len(self.model.pins),
         }
         assert {name: metrics[name] for name in gauges} == gauges
+        counted = [self.kv.block_count(group=name) for name in self.names]
+        assert [(count.free, count.total) for count in counted] == [(pool.free, pool.pages) for pool in pools]
         if self.tier is not None and self.model.tier is not None:
             assert len(self.tier.kept) == len(self.model.tier)
 
@@ -127,4 +137,4 @@ class Session(Moving, Tending, Watching):
         while self.model.pins:
             self.unpin()
         self.compare()
-        assert self.kv.block_count().free == self.pool.pages
+        assert all(pool.free == pool.pages for pool in self.model.pools)

@@ -1,89 +1,130 @@
 """What the cache keeps and for how long: publication, retention, pins, and what it forgets on purpose."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import inf
 
 from model.events import Told
-from model.pool import Content, Limit, Pool
+from model.pool import Content, Group, Limit, Pool
 from model.requests import Kept, Request, Token
+from model.windows import is_usable, release_order
 
 
 class Keeping:
-    """The pool, the requests that use it, and the verbs that change what is stored."""
+    """The pools, the requests that use them, and the verbs that change what is stored."""
 
-    def __init__(self, page_size: int, pages: int, *, priority: int, policy: str, on_duplicate: str) -> None:
+    def __init__(
+        self, page_size: int, groups: Sequence[Group], *, priority: int, policy: str, on_duplicate: str
+    ) -> None:
         self.page_size = page_size
         self.on_duplicate = on_duplicate
         scan_resistant = {"priority_lru": False, "priority_slru": True}[policy]
-        self.pool = Pool(page_size, pages, priority, scan_resistant=scan_resistant)
+        self.pools = [Pool(page_size, group, priority, scan_resistant=scan_resistant) for group in groups]
+        self.lead = next((pool for pool in self.pools if pool.keeps_all), self.pools[0])
+        """Of whose blocks the events tell."""
         self.requests: dict[object, Request] = {}
-        self.pins: dict[int, list[int]] = {}
+        self.pins: dict[int, list[dict[int, int]]] = {}
+        """For each group the pages that a pin holds, by their blocks."""
         self.told = Told()
         self.counts: Counter[str] = Counter()
         """By the names of the manager's metrics."""
 
-    def match(self, namespace: object, tokens: Sequence[Token], held: int = 0) -> list[int]:
-        """Pages of the longest stored prefix behind the first `held` blocks, which the request has.
+    @property
+    def now(self) -> float:
+        return self.lead.now
 
-        Whole blocks, and never the last token: it must be computed.
+    def match(self, namespace: object, tokens: Sequence[Token], request: Request | None = None) -> int:
+        """Blocks of the longest prefix that every group can go on from, among those that the cache knows.
+
+        Whole blocks, and never the last token: it must be computed. What the request has offered is there
+        for it as long as its rows have it.
         """
-        found: list[int] = []
-        for end in range((held + 1) * self.page_size, len(tokens), self.page_size):
-            page = self.pool.tree.get((namespace, tuple(tokens[:end])))
-            if page is None:
-                break
-            found.append(page)
-        return found
+        offered = request.offered if request else 0
+        reach = min(self.reach(namespace, tokens), (len(tokens) - 1) // self.page_size)
+        contents = [(namespace, tuple(tokens[: (block + 1) * self.page_size])) for block in range(reach)]
+        present = [{block for block in range(reach) if contents[block] in pool.tree} for pool in self.pools]
+        if request:
+            for row, there in zip(request.rows, present, strict=True):
+                there -= {block for block in range(offered) if not row[block]}
+                there |= {block for block in range(offered) if row[block]}
+        return max(
+            blocks
+            for blocks in range(reach + 1)
+            if all(
+                is_usable(pool.kind, there, blocks, self.page_size)
+                for pool, there in zip(self.pools, present, strict=True)
+            )
+        )
+
+    def reach(self, namespace: object, tokens: Sequence[Token]) -> int:
+        """Leading full blocks of these tokens that the cache knows."""
+        size, known = self.page_size, 0
+        for other, below in self._remembered():
+            if other == namespace:
+                full = min(len(tokens), len(below)) // size
+                while known < full and below[: (known + 1) * size] == tuple(tokens[: (known + 1) * size]):
+                    known += 1
+        return known
 
     def store_computed(self, request: Request) -> list[int]:
-        """Offers to the tree what is full, known and computed; gives the blocks that are new there."""
+        """Offers to the tree what is full, known and computed; gives the blocks that the lead has got."""
         computed = min(request.processed, len(request.known)) // self.page_size
         new: list[int] = []
         run: list[Content] = []
-        priority = self.pool.default
+        priority = self.lead.default
         first = reused = request.offered
         for block in range(first, computed):
-            content, page = request.content(block, self.page_size), request.row[block]
+            content = request.content(block, self.page_size)
             kept = request.kept(block, self.page_size)
             if self.is_remembered(content):
                 reused = block + 1
-            twin = self.pool.tree.get(content)
-            if twin is None:
-                self.pool.store(content, page)
+            for pool, row in zip(self.pools, request.rows, strict=True):
+                page = row[block]
+                if not page:
+                    continue
+                if content in pool.tree:
+                    self._meet(request, pool, row, block, kept)
+                    continue
+                pool.store(content, page)
                 if kept is not None:
-                    self.pool.retain(page, *kept)
-                follows = bool(new) and new[-1] == block - 1 and priority == self.pool.priority[page]
+                    pool.retain(page, *kept)
+                if pool is not self.lead:
+                    continue
+                follows = bool(new) and new[-1] == block - 1 and priority == pool.priority[page]
                 if run and not follows:
                     self.told.stored(run, priority)
                     run = []
                 run.append(content)
-                priority = self.pool.priority[page]
+                priority = pool.priority[page]
                 new.append(block)
-                continue
-            self.retain(twin, kept)
-            if twin == page:  # stored by a request that shares it
-                continue
-            if self.on_duplicate == "adopt":
-                self.counts["adopted_blocks"] += 1
-                self.pool.hold(twin)
-                request.row[block] = twin
-                self.pool.let_go(page)
-            else:
-                self.counts["private_blocks"] += 1
-                request.private.add(block)
         if run:
             self.told.stored(run, priority)
         request.offered = max(first, computed)
-        if reused > first:
-            self.mark_reused(request, reused)
+        for pool in self.pools:
+            self.mark_reused(request, pool, range(first, reused))
         self.counts["published_blocks"] += len(new)
         return new
+
+    def _meet(self, request: Request, pool: Pool, row: list[int], block: int, kept: Kept | None) -> None:
+        """The request has a page for a block that is stored."""
+        page, twin = row[block], pool.tree[request.content(block, self.page_size)]
+        self.retain(pool, twin, kept)
+        if twin == page:  # stored by a request that shares it
+            return
+        if self.on_duplicate == "adopt":
+            self.counts["adopted_blocks"] += 1
+            pool.hold(twin)
+            row[block] = twin
+            pool.let_go(page)
+        else:
+            self.counts["private_blocks"] += 1
+            request.private.add(block)
 
     def is_remembered(self, content: Content) -> bool:
         """Whether the block is stored, or was and is not forgotten.
 
-        It is not while a block below it is stored, or a request has a page of its own for it.
+        It is not while a block below it is stored, a request has a page of its own for it, or, where no group
+        keeps all blocks, a request goes on from it.
         """
         namespace, tokens = content
         return any(
@@ -91,64 +132,81 @@ class Keeping:
         )
 
     def _remembered(self) -> Iterator[Content]:
-        yield from self.pool.tree
+        for pool in self.pools:
+            yield from pool.tree
         for request in self.requests.values():
             if not request.outdated:
                 for block in request.private:
                     yield request.content(block, self.page_size)
+                if request.offered and not self.lead.keeps_all:
+                    yield request.content(request.offered - 1, self.page_size)
 
-    def blocks_of(self, request: Request) -> list[int | None]:
-        """The page that stores each block that the request offered or found; None where it was evicted."""
+    def blocks_of(self, request: Request, pool: Pool) -> list[int | None]:
+        """The page that stores each block that the request offered or found; None where there is none."""
         contents = [request.content(block, self.page_size) for block in range(request.offered)]
-        return [self.pool.tree.get(content) for content in contents]
+        return [pool.tree.get(content) for content in contents]
 
     # How long
 
-    def retain(self, page: int, kept: Kept | None) -> None:
+    def retain(self, pool: Pool, page: int, kept: Kept | None) -> None:
         if kept is not None:
-            before = self.pool.priority[page]
-            self.pool.retain(page, *kept)
-            self.told.updated(self.pool.stored[page], before, kept.priority)
+            before = pool.priority[page]
+            pool.retain(page, *kept)
+            if pool is self.lead:
+                self.told.updated(pool.stored[page], before, kept.priority)
 
-    def mark_reused(self, request: Request, end: int) -> None:
-        """The request's block before `end` was asked for again, and so were those above it."""
-        self.pool.reused.update(page for page in self.blocks_of(request)[:end] if page is not None)
+    def mark_reused(self, request: Request, pool: Pool, blocks: Collection[int]) -> None:
+        """These of the request's blocks were asked for again; where all are needed, so were those above."""
+        if pool.keeps_all and blocks:
+            blocks = range(max(blocks) + 1)
+        pages = self.blocks_of(request, pool)
+        pool.reused.update(page for block in blocks if (page := pages[block]) is not None)
 
     def tell_time(self, now: float) -> None:
-        for page, before in self.pool.tell_time(now):
-            self.told.updated(self.pool.stored[page], before, self.pool.default)
+        for pool in self.pools:
+            for page, before in pool.tell_time(now):
+                if pool is self.lead:
+                    self.told.updated(pool.stored[page], before, pool.default)
 
     def resume_soon(self, names: Sequence[object], priority: int, seconds: float | None) -> None:
         """Their stored blocks are kept at this priority, but for those that are kept better already."""
         limit = None if seconds is None else Limit(seconds, after_release=True)
         for request in self._current(names):
-            for page in self.blocks_of(request):
-                if page is not None and not self._kept_better(page, priority, seconds):
-                    self.retain(page, Kept(priority, limit))
+            for pool in self.pools:
+                for page in self.blocks_of(request, pool):
+                    if page is not None and not self._kept_better(pool, page, priority, seconds):
+                        self.retain(pool, page, Kept(priority, limit))
 
-    def _kept_better(self, page: int, priority: int, seconds: float | None) -> bool:
+    def _kept_better(self, pool: Pool, page: int, priority: int, seconds: float | None) -> bool:
         """Whether its priority is higher already, or the same for at least as long from now."""
-        limit, now = self.pool.limits.get(page), self.pool.now
+        limit, now = pool.limits.get(page), pool.now
         end = inf if limit is None else limit.seconds + (now if limit.after_release else 0)
         wanted = inf if seconds is None else now + seconds
-        return (self.pool.priority[page], end) >= (priority, wanted)
+        return (pool.priority[page], end) >= (priority, wanted)
 
     def session_done(self, names: Sequence[object]) -> None:
         """Blocks that no other session shares go first, from the last one up to the first that one does."""
         for request in self._current(names):
             namespace, below = request.namespace, None
-            for block, page in reversed(list(enumerate(self.blocks_of(request)))):
-                tokens = request.content(block, self.page_size)[1]
-                end = len(tokens)
+            for block in reversed(range(request.offered)):
+                content = request.content(block, self.page_size)
+                end = len(content[1])
                 children = {
                     other[: end + self.page_size]
                     for space, other in self._remembered()
-                    if space == namespace and len(other) > end and other[:end] == tokens
+                    if space == namespace and len(other) > end and other[:end] == content[1]
                 }
-                if children - {below} or page != request.row[block] or self.pool.references[page] > 1:
+                groups = zip(self.pools, request.rows, strict=True)
+                stored = [(pool, row, pool.tree.get(content)) for pool, row in groups]
+                shared = any(
+                    pool.references[page] > (row[block] == page) for pool, row, page in stored if page
+                )
+                if children - {below} or shared:
                     break
-                self.retain(page, Kept(0))
-                below = tokens
+                for pool, _, page in stored:
+                    if page:
+                        self.retain(pool, page, Kept(0))
+                below = content[1]
 
     def _current(self, names: Sequence[object]) -> list[Request]:
         return [self.requests[name] for name in names if not self.requests[name].outdated]
@@ -156,54 +214,66 @@ class Keeping:
     # Kept and forgotten on purpose
 
     def pin(self, number: int, name: object) -> None:
-        """Keeps the request's stored blocks as far as they follow each other."""
+        """Keeps the request's stored blocks; where all are needed, as far as they follow each other."""
         request = self.requests[name]
-        pages: list[int] = []
-        for page in [] if request.outdated else self.blocks_of(request):
-            if page is None:
-                break
-            pages.append(page)
-            self.pool.hold(page)
-        self.pins[number] = pages
+        self.pins[number] = []
+        for pool in self.pools:
+            held: dict[int, int] = {}
+            for block, page in enumerate([] if request.outdated else self.blocks_of(request, pool)):
+                if page is not None:
+                    held[block] = page
+                    pool.hold(page)
+                elif pool.keeps_all:
+                    break
+            self.pins[number].append(held)
 
     def unpin(self, number: int) -> None:
-        for page in reversed(self.pins.pop(number)):
-            self.pool.let_go(page)
+        for pool, held in zip(self.pools, self.pins.pop(number), strict=True):
+            for block in release_order(pool.kind, max(held, default=-1) + 1, self.page_size):
+                if block in held:
+                    pool.let_go(held[block])
 
-    def truncate_prefix(self, namespace: object, tokens: Sequence[int], order: Sequence[int]) -> int:
+    def truncate_prefix(
+        self, namespace: object, tokens: Sequence[int], orders: Sequence[Sequence[int]]
+    ) -> int:
         """Forgets the idle blocks below the full blocks of `tokens`.
 
-        `order` is that of the idle pages afterwards. Blocks go before those that they follow; the rest of it
-        is the manager's to choose.
+        `orders` are those of the idle pages afterwards. Blocks go before those that they follow; the rest is
+        the manager's to choose.
         """
         self.told.begin_call()
         prefix = tuple(tokens[: len(tokens) // self.page_size * self.page_size])
-        below = {
-            page: content
-            for content, page in self.pool.tree.items()
-            if content[0] == namespace and len(content[1]) > len(prefix)
-            if content[1][: len(prefix)] == prefix and page in self.pool.idle
-        }
-        loose = len(self.pool.loose)
-        gone = [below[page] for page in order[loose : loose + len(below)]]
-        for index, content in enumerate(gone):
-            assert not any(
-                later[0] == namespace and later[1][: len(content[1])] == content[1]
-                for later in gone[index + 1 :]
-            )
-            self.told.removed(content)
-            self.pool.forget(self.pool.tree[content])
-        self.counts["truncated_blocks"] += len(below)
-        return len(below)
+        forgotten = set[Content]()
+        for pool, order in zip(self.pools, orders, strict=True):
+            below = {
+                page: content
+                for content, page in pool.tree.items()
+                if content[0] == namespace and len(content[1]) > len(prefix)
+                if content[1][: len(prefix)] == prefix and page in pool.idle
+            }
+            loose = len(pool.loose)
+            gone = [below[page] for page in order[loose : loose + len(below)]]
+            for index, content in enumerate(gone):
+                assert not any(
+                    later[0] == namespace and later[1][: len(content[1])] == content[1]
+                    for later in gone[index + 1 :]
+                )
+                if pool is self.lead:
+                    self.told.removed(content)
+                pool.forget(pool.tree[content])
+            forgotten.update(gone)
+        self.counts["truncated_blocks"] += len(forgotten)
+        return len(forgotten)
 
-    def reset(self, order: Sequence[int]) -> None:
+    def reset(self, orders: Sequence[Sequence[int]]) -> None:
         """Forgets every block; requests that hold pages publish and hit no more until they start over.
 
-        `order` is that of the idle pages afterwards, which is the manager's to choose.
+        `orders` are those of the idle pages afterwards, which are the manager's to choose.
         """
-        self.counts["reset_blocks"] += len(self.pool.tree)
+        self.counts["reset_blocks"] += len(self.lead.tree)
         self.counts["resets"] += 1
-        self.pool.forget_all(order)
+        for pool, order in zip(self.pools, orders, strict=True):
+            pool.forget_all(order)
         self.told.cleared()
         for request in self.requests.values():
-            request.outdated = request.outdated or bool(request.row) or request.load is not None
+            request.outdated = request.outdated or request.holds_pages or request.load is not None

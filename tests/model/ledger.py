@@ -1,50 +1,25 @@
-"""The contract of the ledger for one group, in dictionaries and lists.
+"""The contract of the ledger, in dictionaries and lists.
 
 Written from the specification, for reading: no hashing, no tree, no links. What a block holds is named by its
-namespace and every token up to its end; the pool's `tree` maps that name to the page that stores it.
-`Keeping` has what is stored and for how long, `Copying` what moves, this class the life of a request.
+namespace and every token up to its end; each pool's `tree` maps that name to the page that stores it.
+`Keeping` has what is stored and for how long, `Copying` what moves, `Planning` what a forward needs, this
+class the life of a request.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from model.copying import Copying
-from model.requests import NeverRoom, NoRoom, Plan, Request, Retention, Step, Token
+from model.planning import Planning
+from model.pool import NULL, Group
+from model.requests import NoRoom, Plan, Request, Retention, Step, Token
+from model.windows import blocks_behind, needed_blocks, release_order
 
 
-class Ledger(Copying):
-    """Requests, pages and stored prefixes of one pool."""
+class Ledger(Planning):
+    """Requests, pages and stored prefixes of a model whose layers form some groups."""
 
-    def __init__(
-        self,
-        page_size: int,
-        pages: int,
-        *,
-        on_duplicate: str = "adopt",
-        policy: str = "priority_lru",
-        priority: int = 35,
-        caching: bool = True,
-        chunk: int | None = None,
-        reserve: str = "chunk",
-        tier: bool = False,
-        write_policy: str = "write_through",
-        min_hits: int = 1,
-        min_priority: int | None = None,
-    ) -> None:
-        super().__init__(
-            page_size,
-            pages,
-            on_duplicate=on_duplicate,
-            policy=policy,
-            priority=priority,
-            tier=tier,
-            write_policy=write_policy,
-            min_hits=min_hits,
-            min_priority=min_priority,
-        )
-        self.caching = caching
-        self.chunk = chunk
-        self.reserve = reserve
+    def __init__(self, page_size: int, groups: Sequence[Group], **options: Any) -> None:
+        super().__init__(page_size, groups, **options)
         self.step_number = 0
         self.step_open = False
         self.step_joined = False
@@ -61,7 +36,8 @@ class Ledger(Copying):
         drafts: int = 0,
         retention: Retention | None = None,
     ) -> None:
-        request = Request(name, namespace, list(tokens), no_read, no_store, drafts, retention)
+        rows: list[list[int]] = [[] for _ in self.pools]
+        request = Request(name, namespace, list(tokens), rows, no_read, no_store, drafts, retention)
         self.requests[name] = request
         self.counts["claims"] += 1
 
@@ -73,8 +49,9 @@ class Ledger(Copying):
     def fork(self, name: object, child: object) -> None:
         """The child holds every page of its parent that has computed tokens."""
         self.requests[child] = self.requests[name].fork(child, self.page_size)
-        for page in self.requests[child].row:
-            self.pool.hold(page)
+        for pool, row in zip(self.pools, self.requests[child].rows, strict=True):
+            for page in filter(None, row):
+                pool.hold(page)
         self.counts["claims"] += 1
         self.counts["forks"] += 1
 
@@ -93,9 +70,9 @@ class Ledger(Copying):
         """
         bounds, loads = bounds or [None] * len(names), loads or [0] * len(names)
         try:
-            plans = self._fitting(
+            plans = self.fitting(
                 [
-                    self._plan(self.requests[name], bound, load)
+                    self.plan(self.requests[name], bound, load)
                     for name, bound, load in zip(names, bounds, loads, strict=True)
                 ]
             )
@@ -106,12 +83,13 @@ class Ledger(Copying):
         if not self.step_open:
             self.open_step()
         for plan in plans:
-            for page in plan.hits:
-                self.pool.hold(page)
+            for pool, hits in zip(self.pools, plan.hits, strict=True):
+                for page in hits.values():
+                    pool.hold(page)
         for plan in plans:
             self._splice(plan)
         begun = {plan.request.name: self.begin_load(plan) for plan in plans if self._carry_out(plan)}
-        self.offload_ahead(sum(plan.fresh + plan.copied for plan in plans))
+        self.offload_ahead(sum(plan.taken(0) for plan in plans))
         return begun
 
     def _carry_out(self, plan: Plan) -> bool:
@@ -120,83 +98,41 @@ class Ledger(Copying):
         self._count_admission(plan)
         if plan.load:
             return True
-        if plan.copied:
-            self.copy_on_write(request, plan.start // self.page_size)
-        request.row += [self.take_page() for _ in range(plan.fresh)]
+        for group, (pool, row) in enumerate(zip(self.pools, request.rows, strict=True)):
+            if plan.copied[group]:
+                self.copy_on_write(pool, row, plan.start // self.page_size)
+            row += [self.take_page(pool) for _ in range(plan.fresh[group])]
         request.tokens += [None] * plan.placeholder
         request.out.append(Step(self.step_number, plan.start, plan.active, plan.drafts))
         self.step_joined = True
         return False
 
-    def _fitting(self, plans: list[Plan]) -> list[Plan]:
-        room, hits, refusal = self.pool.free, set[int](), None
-        leaving: Counter[int] = Counter()
-        for plan in plans:
-            request = plan.request
-            if self._blocks(len(request.tokens) + plan.placeholder + 2 * request.drafts) > self.pool.pages:
-                raise NeverRoom(request.name)
-            for page in request.row[plan.start // self.page_size :][:1]:
-                if not plan.load and self.must_copy(page, leaving[page]):
-                    plan.copied = True
-                    leaving[page] += 1
-            hits |= {page for page in plan.hits if page in self.pool.idle}
-            room += len([page for page in plan.replaced if self.pool.is_writable(page)])
-            room -= plan.fresh + plan.copied
-            if room < len(hits):
-                refusal = refusal or NoRoom(request.name)
-        # Pages that a later request's hits give back may be what an earlier one lacked: the sum decides.
-        if refusal and room < len(hits):
-            raise refusal
-        return plans
-
-    def _plan(self, request: Request, bound: int | None, load: int) -> Plan:
-        position, offered = request.position, request.offered
-        hits: list[int] = []
-        missed = 0
-        first_load = offered
-        if self.caching and self.reads(request):
-            hits = self.match(request.namespace, request.known, offered)
-            first_load = offered + len(hits)
-            if not request.admitted:
-                missed = (len(request.known) - 1) // self.page_size - first_load
-        if (offered + len(hits)) * self.page_size <= position:
-            hits = []
-        start = (offered + len(hits)) * self.page_size if hits else position
-        first_load = max(first_load, start // self.page_size)
-        placeholder = start == len(request.tokens)
-        rest = len(request.tokens) + placeholder - start
-        active = min(rest, bound or rest, self.chunk or rest)
-        drafts = request.drafts if start >= request.context and active == rest else 0
-        # All drafts that are out may be right; then this step has its own, and the drafter adds as many.
-        room = 2 * request.drafts and sum(step.drafts for step in request.live) + 2 * request.drafts
-        end = max(start + active + room, request.context if self.reserve == "prompt" else 0)
-        held = max(len(request.row), offered + len(hits))
-        fresh = max(0, self._blocks(end) - held)
-        if load:
-            whole = self._blocks(len(request.tokens) + 2 * request.drafts)
-            fresh = load + max(0, whole - max(held, first_load + load))
-        return Plan(request, hits, start, active, drafts, placeholder, missed, load, first_load, fresh)
-
     def _splice(self, plan: Plan) -> None:
-        """Puts the hit pages, already held, into the row and gives the replaced back, last first."""
+        """Puts the hit pages, already held, into the rows and gives back what they replace."""
         request = plan.request
-        if not plan.hits:
+        if not plan.end:
             return
-        replaced, first = plan.replaced, request.offered
-        served = plan.start - request.position
-        request.row[first : first + len(plan.hits)] = plan.hits
-        request.offered += len(plan.hits)
-        request.processed = plan.start
-        for page in reversed(replaced):
-            self.pool.let_go(page)
-            self.pool.refresh_above(page)
+        first, served = request.offered, plan.start - request.position
+        for pool, row, hits, given_back in zip(
+            self.pools, request.rows, plan.hits, plan.given_back, strict=True
+        ):
+            for page in given_back:
+                pool.let_go(page)
+                pool.refresh_above(page)
+            row[first : plan.end] = [hits.get(block, NULL) for block in range(first, plan.end)]
+            for block in blocks_behind(pool.kind, plan.start, self.page_size):
+                row[block] = NULL
+        request.offered, request.processed = plan.end, plan.start
         request.cached += served
         self.counts["late_reused_tokens" if request.admitted else "reused_tokens"] += served
-        self.counts["reused_blocks"] += 0 if request.admitted else len(plan.hits)
-        self.mark_reused(request, request.offered)
-        self.offload(self.writing.hit(plan.hits))
-        for block in range(first, request.offered):
-            self.retain(request.row[block], request.kept(block, self.page_size))
+        self.counts["reused_blocks"] += 0 if request.admitted else plan.end - first
+        for pool, hits in zip(self.pools, plan.hits, strict=True):
+            self.mark_reused(request, pool, hits)
+        self.offload(self.writing.hit(list(plan.hits[0].values())))
+        for pool in self.pools:
+            for block, stored in enumerate(self.blocks_of(request, pool)):
+                if block >= first and stored is not None:
+                    self.retain(pool, stored, request.kept(block, self.page_size))
 
     def _count_admission(self, plan: Plan) -> None:
         request = plan.request
@@ -205,20 +141,18 @@ class Ledger(Copying):
         request.admitted = True
         self.counts["admissions"] += 1
         self.counts["prompt_tokens"] += request.context
-        self.counts["context_blocks"] += self._blocks(request.context)
+        self.counts["context_blocks"] += self.blocks(request.context)
         self.counts["missed_blocks"] += plan.missed
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
 
     # Steps
 
     def begin_step(self, now: float | None = None) -> int:
         """Tells the time, and opens the next step unless the newest is open and empty."""
         if now is not None and not self.has_clock:
-            self.pool.start_clock(now)
+            for pool in self.pools:
+                pool.start_clock(now)
             self.has_clock = True
-        self.tell_time(self.pool.now if now is None else now)
+        self.tell_time(self.now if now is None else now)
         if not self.step_open or self.step_joined:
             self.open_step()
         return self.step_number
@@ -232,7 +166,7 @@ class Ledger(Copying):
         self.step_open = False
 
     def step(self, names: Sequence[object], new_tokens: Sequence[Sequence[int]]) -> None:
-        """Delivers the oldest step of every request, then publishes what is full, known and computed."""
+        """Delivers the oldest step of every request, publishes what is full, known, computed, and slides."""
         for name, tokens in zip(names, new_tokens, strict=True):
             request = self.requests[name]
             done = request.out.pop(0)
@@ -242,8 +176,8 @@ class Ledger(Copying):
             if done.number == self.step_number:
                 self.close_step()
             self._deliver(request, done, tokens)
-        for name in names:
             self.publish(name)
+            self._slide(request)
 
     def _deliver(self, request: Request, done: Step, tokens: Sequence[int]) -> None:
         """All but the last token are drafts that were right; they have KV, and a later step moves."""
@@ -254,6 +188,15 @@ class Ledger(Copying):
         request.processed = max(request.processed, done.end + accepted)
         for token in tokens:
             self.update(request.name, token)
+
+    def _slide(self, request: Request) -> None:
+        """Gives back what no token reads that is still to be computed."""
+        position = min(request.processed, len(request.known))
+        for pool, row in zip(self.pools, request.rows, strict=True):
+            for block in sorted(blocks_behind(pool.kind, position, self.page_size)):
+                if row[block]:
+                    pool.let_go(row[block])
+                    row[block] = NULL
 
     def update(self, name: object, token: int) -> None:
         """Fills the oldest placeholder, or appends."""
@@ -280,16 +223,21 @@ class Ledger(Copying):
             self._drop_steps(request)
             self.drop_load(request)
             self._give_back(request)
-            request.context = len(request.tokens)
-            request.processed = request.cached = request.offered = 0
-            request.outdated = False
+            self._start_over(request)
             self.counts["preemptions"] += 1
+
+    def _start_over(self, request: Request) -> None:
+        """It holds no page now, and all its tokens are a prompt."""
+        request.context = len(request.tokens)
+        request.processed = request.cached = request.offered = 0
+        request.outdated = False
 
     def truncate(self, name: object, rest: Sequence[Token]) -> None:
         """Drops the tokens behind `rest`, their pages, and the page of a cut block that others may read.
 
         `rest` differs from the tokens that were there where an item that ends in the dropped part began: from
-        there on the blocks are others, and computed again.
+        there on the blocks are others, and computed again. So is everything where a window has let go of what
+        the tokens behind `rest` read.
         """
         request = self.requests[name]
         length = len(rest)
@@ -298,32 +246,52 @@ class Ledger(Copying):
         self._drop_steps(request)
         self.drop_load(request)
         same = next((i for i, token in enumerate(rest) if token != request.tokens[i]), length)
-        whole, keep = same // self.page_size, self._blocks(length)
-        if same < length or not all(self.pool.is_writable(page) for page in request.row[whole:keep]):
+        whole, keep = same // self.page_size, self.blocks(length)
+        rest_is_own = all(
+            pool.is_writable(page)
+            for pool, row in zip(self.pools, request.rows, strict=True)
+            for page in row[whole:keep]
+        )
+        if same < length or not rest_is_own:
             keep = whole
-        self._give_back(request, keep, whole)
+        processed = min(request.processed, length, keep * self.page_size)
+        goes_on = self._can_go_on(request, processed)
+        self._give_back(request, keep if goes_on else 0, whole if goes_on else 0)
         request.tokens = list(rest)
-        request.offered = min(request.offered, whole)
-        request.processed = min(request.processed, length, keep * self.page_size)
+        if goes_on:
+            request.offered = min(request.offered, whole)
+            request.processed = processed
+        else:
+            self._start_over(request)
         request.prompt = min(request.prompt, length)
-        if not request.row:
+        if not request.holds_pages:
             request.outdated = False  # it holds nothing that is older than the reset
         request.context = min(request.context, length)
 
-    def _give_back(self, request: Request, keep: int = 0, whole: int = 0) -> None:
-        """Drops the pages behind the first `keep`, and private twins behind `whole`, the tail first.
+    def _can_go_on(self, request: Request, position: int) -> bool:
+        """Whether there is all that a token at `position` reads, and the rest of the page that it goes to."""
+        return all(
+            row[block]
+            for pool, row in zip(self.pools, request.rows, strict=True)
+            for block in needed_blocks(pool.kind, position, self.page_size)
+            if block < self.blocks(position)
+        )
 
-        Stored twins of private blocks count as used until now, and so do blocks above a page that somebody
-        else stored: no block is evicted before one below it.
+    def _give_back(self, request: Request, keep: int = 0, whole: int = 0) -> None:
+        """Drops the pages behind the first `keep`, and private twins behind `whole`.
+
+        Where the tail goes first, stored twins of private blocks count as used until now, and so do blocks
+        above a page that somebody else stored: no block is evicted before one below it.
         """
-        for block in reversed(range(len(request.row))):
-            if block >= keep:
-                page = request.row.pop()
-                self.pool.let_go(page)
-                if block >= request.offered:
-                    self.pool.refresh_above(page)
-            if block in request.private and not request.outdated:
-                self.pool.refresh(self.pool.tree.get(request.content(block, self.page_size)))
+        for pool, row in zip(self.pools, request.rows, strict=True):
+            for block in release_order(pool.kind, len(row), self.page_size):
+                if block >= keep and row[block]:
+                    pool.let_go(row[block])
+                    if block >= request.offered:
+                        pool.refresh_above(row[block])
+                if pool.keeps_all and block in request.private and not request.outdated:
+                    pool.refresh(pool.tree.get(request.content(block, self.page_size)))
+            del row[keep:]
         request.private = {block for block in request.private if block < whole}
 
     def _drop_steps(self, request: Request) -> None:

@@ -19,8 +19,8 @@ ENDS = {"now": "finished", "fail": "failed", "raise": "failed", "refuse": "refus
 class Moving(Serving):
     """Copies begin, and end late, badly, or not at all, in any order."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int, **options: bool) -> None:
+        super().__init__(seed, **options)
         self.read: dict[int, np.ndarray[Any, Any]] = {}
         """The computed cells of each copy that only reads, as they were when it began."""
         self.moved: dict[int, LateCopy] = {}
@@ -33,6 +33,8 @@ class Moving(Serving):
 
     def start_copy(self) -> None:
         """A mover, late on purpose, begins to read blocks that are computed, the last perhaps in part."""
+        if not self.model.pools[0].keeps_all:
+            return
         for one in self.pick(lambda one: self.request(one).processed > 0, most=1):
             request = self.request(one)
             blocks = -(-request.processed // self.page_size)
@@ -40,9 +42,9 @@ class Moving(Serving):
             count = self.random.randint(1, blocks - first)
             copy, pages, _ = self.kv._core.start_copy(one.ctx, first, count)
             self.note(f"copy {copy} of {self.places([one])}, blocks {first} to {first + count}")
-            assert pages == request.row[first : first + count]
+            assert pages == request.rows[0][first : first + count]
             assert copy == self.model.start_copy(pages)
-            self.read[copy] = self.memory.read(pages, request.processed - first * self.page_size)
+            self.read[copy] = self.memories[0].read(pages, request.processed - first * self.page_size)
 
     def end_copy(self) -> None:
         """What the mover read last is what was there when it began: nobody wrote there meanwhile."""
@@ -51,7 +53,7 @@ class Moving(Serving):
         copy = self.random.choice(list(self.read))
         self.note(f"end of copy {copy}")
         seen = self.read.pop(copy)
-        assert (self.memory.read(self.model.copies[copy].pages, len(seen)) == seen).all()
+        assert (self.memories[0].read(self.model.copies[copy].pages, len(seen)) == seen).all()
         self.model.end_copy(copy)
         self.check_ready(self.kv.poll_transfers(completions=[copy]))
 
@@ -132,7 +134,7 @@ class Moving(Serving):
         self.note(f"prefetch {keys} {tokens}")
         name, known = object(), [*tokens, tokens[-1]]
         self.model.claim(name, known, namespace)
-        blocks = len(self.model.match(namespace, known)) + self.loadable(name)
+        blocks = self.model.match(namespace, known) + self.loadable(name)
         self.model.unclaim(name)
         known = known[: min(blocks, self.kv.total_num_pages - 1) * self.page_size + 1]
         self.model.claim(name, known, namespace)  # what the tier has, and a token

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from model.windows import Full, Kind
+
 Content = tuple[object, tuple[int | None, ...]]
 """A block's identity: (namespace, all tokens from the first to the block's last)."""
 
@@ -15,12 +17,23 @@ class Limit(NamedTuple):
     after_release: bool
 
 
-class Pool:
-    """The pages of one device pool, 1 to `pages`, and the stored blocks by what they are."""
+class Group(NamedTuple):
+    """Layers that keep the same tokens, in pages of their own."""
 
-    def __init__(self, page_size: int, pages: int, priority: int, *, scan_resistant: bool) -> None:
+    kind: Kind
+    pages: int
+
+
+NULL = 0
+"""Stands in a row where a group needs no page."""
+
+
+class Pool:
+    """The pages of one group, 1 to `pages`, and the stored blocks by what they are."""
+
+    def __init__(self, page_size: int, group: Group, priority: int, *, scan_resistant: bool) -> None:
         self.page_size = page_size
-        self.pages = pages
+        self.kind, self.pages = group
         self.default = priority
         self.scan_resistant = scan_resistant
         self.now = 0.0
@@ -38,7 +51,7 @@ class Pool:
         """Of pages that only copies hold, the turn at which they were released."""
         self.released: dict[int, float] = {}
         """When the last holder of a page let go."""
-        self.pristine = list(range(1, pages + 1))
+        self.pristine = list(range(1, self.pages + 1))
         self.loose: list[int] = []
         """Idle pages that stand for nothing, the next one first."""
         self.idle: dict[int, int] = {}
@@ -46,16 +59,30 @@ class Pool:
         self.turns = 0
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether no block goes before its request does."""
+        return isinstance(self.kind, Full)
+
+    @property
     def free(self) -> int:
         """Pages that a request may be given: never used, or held by nobody."""
         return len(self.pristine) + len(self.loose) + len(self.idle)
+
+    @property
+    def in_flight(self) -> int:
+        """Pages that only copies hold."""
+        return sum(1 for page, copies in self.touched.items() if copies and not self.references[page])
 
     def is_idle(self, page: int) -> bool:
         return page in self.idle or page in self.loose
 
     def is_writable(self, page: int) -> bool:
         """Whether one request holds the page, nobody can find it and no copy reads it."""
-        return self.references[page] == 1 and page not in self.stored and not self.touched[page]
+        return self.is_unshared(page) and page not in self.stored
+
+    def is_unshared(self, page: int) -> bool:
+        """Whether the page can be had when its one holder lets go."""
+        return self.references[page] == 1 and not self.touched[page]
 
     # Holders
 
@@ -156,9 +183,9 @@ class Pool:
     def refresh_above(self, page: int) -> None:
         """Counts the blocks above an idle page as used until now, as far as no request holds them.
 
-        So no block goes before one below it, unless its priority is lower.
+        So no block goes before one below it, unless its priority is lower. A window goes head to tail.
         """
-        if page not in self.idle:
+        if page not in self.idle or not self.keeps_all:
             return
         namespace, tokens = self.stored[page]
         for end in range(len(tokens) - self.page_size, 0, -self.page_size):

@@ -75,11 +75,13 @@ class Load:
 
 @dataclass
 class Request:
-    """A claimed request. Lengths are tokens, `row` is the page of each block."""
+    """A claimed request. Lengths are tokens."""
 
     name: object
     namespace: object
     tokens: list[Token]
+    rows: list[list[int]]
+    """For each group the page of each block, or NULL where the group does not need it any more."""
     no_read: bool = False
     no_store: bool = False
     drafts: int = 0
@@ -88,7 +90,6 @@ class Request:
     """Tokens that it was claimed with, as far as they are left."""
     context: int = 0
     """Tokens that are computed before the first is generated: the prompt, or all that a preemption took."""
-    row: list[int] = field(default_factory=list)
     processed: int = 0
     cached: int = 0
     offered: int = 0
@@ -118,6 +119,10 @@ class Request:
     def live(self) -> list[Step]:
         return [step for step in self.out if step.live]
 
+    @property
+    def holds_pages(self) -> bool:
+        return any(self.rows)
+
     def content(self, block: int, page_size: int) -> Content:
         return self.namespace, tuple(self.tokens[: (block + 1) * page_size])
 
@@ -133,11 +138,11 @@ class Request:
         processed = min(self.processed, len(known))
         child = replace(self, name=name, tokens=known, processed=processed, out=[], load=None)
         child.prompt, child.context = self.prompt, self.context
-        child.row = self.row[: -(-processed // page_size)]
+        child.rows = [row[: -(-processed // page_size)] for row in self.rows]
         child.private = set(self.private)
         child.cached -= self.load.gain if self.load else 0
         child.load_failed = False
-        child.outdated = self.outdated and bool(child.row)
+        child.outdated = self.outdated and child.holds_pages
         return child
 
 
@@ -146,8 +151,8 @@ class Plan:
     """What `alloc` will do for one request."""
 
     request: Request
-    hits: list[int]
-    """Pages for the blocks behind those that were offered."""
+    end: int
+    """Blocks of the prefix that the request goes on from; 0 is no hit."""
     start: int
     active: int
     drafts: int
@@ -157,13 +162,18 @@ class Plan:
     load: int
     """Blocks to load, and the first of them."""
     first_load: int
-    fresh: int
+    reach: int = 0
+    """One past the last token that the forward, its drafts and the drafter may write."""
+    # For each group:
+    hits: list[dict[int, int]] = field(default_factory=list)
+    """The pages of its blocks that are needed, behind those that were offered."""
+    given_back: list[list[int]] = field(default_factory=list)
+    """Pages of the request's own that it does not need after the hit, in this order."""
+    fresh: list[int] = field(default_factory=list)
     """Pages to take: for the load and the rest of the prompt, or for the forward."""
-    copied: bool = False
-    """Others may read the page that the first token goes to: the request gets a copy of it."""
+    copied: list[bool] = field(default_factory=list)
+    """Whether others may read the page that the first token goes to: the request gets a copy of it."""
 
-    @property
-    def replaced(self) -> list[int]:
-        """Pages of the request's own that its hits take the place of."""
-        offered = self.request.offered
-        return self.request.row[offered : offered + len(self.hits)]
+    def taken(self, group: int) -> int:
+        """Pages to take, also for copies."""
+        return self.fresh[group] + self.copied[group]

@@ -13,6 +13,7 @@ from model.pool import Limit
 from model.requests import Kept, NeverRoom, NoRoom, Retention
 from model.stage import MAX_BATCH, NAMESPACES, Stage
 from model.tables import expected_tables
+from model.windows import Full
 
 WRONG = -7
 """What a draft that was not right leaves in its cell."""
@@ -20,6 +21,9 @@ WRONG = -7
 
 class Serving(Stage, ABC):
     """Calls of an engine that serves requests: each should work, or fail for want of room."""
+
+    most_drafts = 0
+    """Of all requests so far."""
 
     def claim(self) -> None:
         if len(self.live) > MAX_BATCH:
@@ -47,6 +51,7 @@ class Serving(Stage, ABC):
             **NAMESPACES[namespace],
         )
         live = Live(ctx, namespace, image, tokens)
+        self.most_drafts = max(self.most_drafts, drafts)
         slot = self.kv.claim(ctx)
         assert slot == ctx.slot
         self.model.claim(
@@ -73,7 +78,7 @@ class Serving(Stage, ABC):
             return Kept(priority)
         if kind < 0.8 or not expires:
             return Kept(priority, Limit(self.random.choice([0, 1, 3]), after_release=True))
-        return Kept(priority, Limit(self.pool.now + self.random.choice([-1, 0, 2]), after_release=False))
+        return Kept(priority, Limit(self.model.now + self.random.choice([-1, 0, 2]), after_release=False))
 
     def fork(self) -> None:
         for one in self.pick(lambda one: len(self.live) <= MAX_BATCH, most=1):
@@ -104,10 +109,11 @@ class Serving(Stage, ABC):
             self.make_room(waiting)
             return
         self.kv.alloc(self.form(batch), num_tokens=given)
-        copies = self.kv.take_page_copies().tolist()
-        assert copies == self.model.take_page_copies()
-        for source, destination in copies:
-            self.memory.cells[destination] = self.memory.cells[source]
+        for name, pool, memory in zip(self.names, self.model.pools, self.memories, strict=True):
+            copies = self.kv.take_page_copies(name).tolist()
+            assert copies == self.model.take_page_copies(pool)
+            for source, destination in copies:
+                memory.cells[destination] = memory.cells[source]
         if planned := [one for one in batch if one.ctx.request_id not in waiting]:
             self.forward(planned)
 
@@ -200,7 +206,7 @@ class Serving(Stage, ABC):
         for one in self.pick(lambda one: True, most=1):
             self.note(f"commit_and_get_block_hashes {self.places([one])}")
             self.model.publish(one.ctx.request_id)
-            hashes = self.kv.commit_and_get_block_hashes(one.ctx)
+            hashes = self.kv.commit_and_get_block_hashes(one.ctx, self.random.choice(self.names))
             self.offload()
             known = len(self.request(one).known)
             assert len(hashes) == (known // self.page_size if self.model.caching else 0)
@@ -209,7 +215,7 @@ class Serving(Stage, ABC):
     # The forward
 
     def forward(self, batch: Sequence[Live]) -> None:
-        """Reads every cell the tables allow, then writes the new ones and samples where the prompt ends.
+        """Reads what the first token sees, then writes the new cells and samples where the prompt ends.
 
         The device knows how many drafts of a forward before were right, also while the ledger does not.
         """
@@ -223,7 +229,9 @@ class Serving(Stage, ABC):
             start, end = step.start + moved, step.end + moved
             values = prefix_values(one.namespace, one.atoms(one.truth[:end]))
             assert len(values) == end
-            assert (self.memory.read(request.row, start) == values[:start]).all(), "a hit reads foreign KV"
+            for pool, memory, row in zip(self.model.pools, self.memories, request.rows, strict=True):
+                seen = pool.kind.sees(start, np.arange(start))
+                assert (memory.read(row, start) == values[:start])[seen].all(), "a hit reads foreign KV"
             sampled: list[int] = []
             reach = end
             if end == len(one.truth):
@@ -233,29 +241,39 @@ class Serving(Stage, ABC):
                 reach += 2 * request.drafts  # what the drafter guesses next is computed, too
                 values = prefix_values(one.namespace, one.atoms(one.truth[:-1]))
             one.sampled.append(sampled)
-            written = request.row[start // self.page_size : -(-reach // self.page_size)]
-            assert len(written) == -(-reach // self.page_size) - start // self.page_size
-            assert all(self.pool.is_writable(page) for page in written), "a forward writes to a shared page"
             guessed = np.full(reach - len(values), WRONG) if reach > len(values) else values[:0]
-            self.memory.write(request.row, start, np.concatenate([values[start:], guessed]))
+            for pool, memory, row in zip(self.model.pools, self.memories, request.rows, strict=True):
+                written = row[start // self.page_size : -(-reach // self.page_size)]
+                assert len(written) == -(-reach // self.page_size) - start // self.page_size
+                assert all(pool.is_writable(page) for page in written), "a forward writes to a shared page"
+                memory.write(row, start, np.concatenate([values[start:], guessed]))
 
     def check_tables(self, batch: Sequence[Live]) -> None:
         form: Any = self.random.choice(["max", "vllm", "flashinfer", None])
         if form is None:
             return
-        tables: Any = self.kv.runtime_inputs([self.form(batch, single=False)], form=form)[0]
+        inputs: Any = self.kv.runtime_inputs([self.form(batch, single=False)], form=form)
         self.model.close_step()
         requests = [self.request(one) for one in batch]
-        expected = expected_tables(
-            form,
-            [request.row for request in requests],
-            [(step.start, step.end + step.drafts) for step in (request.out[-1] for request in requests)],
-            self.page_size,
-            self.pool.pages,
-        )
-        for name, value in expected.items():
-            found = getattr(tables, name)
-            assert (found if isinstance(found, int) else found.tolist()) == value, name
+        for group, name in enumerate(self.names):
+            tables = inputs[0] if name is None else inputs[name][0]
+            expected = expected_tables(
+                form,
+                [request.rows[group] for request in requests],
+                [(step.start, step.end + step.drafts) for step in (request.out[-1] for request in requests)],
+                self.page_size,
+                self.most_pages(),
+            )
+            for array, value in expected.items():
+                found = getattr(tables, array)
+                assert (found if isinstance(found, int) else found.tolist()) == value, (name, array)
+
+    def most_pages(self) -> int:
+        """Most pages of one request, whatever drafts a request has had so far."""
+        if self.max_seq_len is None:
+            return min(group.pages for group in self.groups if isinstance(group.kind, Full))
+        slack = 3 * self.most_drafts + 1 if self.most_drafts else 0
+        return -(-(self.max_seq_len + slack) // self.page_size)
 
     def results(self, one: Live) -> list[int]:
         """What the engine reports for the oldest step: the sampled tokens, at times none or others."""
@@ -289,8 +307,10 @@ class Serving(Stage, ABC):
         request = self.request(one)
         values = prefix_values(one.namespace, one.atoms(one.truth[: request.processed]))
         assert one.ctx.tokens.all.tolist() == one.truth[: len(request.known)]
-        cells = self.memory.read(request.row, request.processed)
-        assert (cells == values).all(), "computed KV was overwritten"
+        for memory, row in zip(self.memories, request.rows, strict=True):
+            kept = np.repeat(np.array(row) > 0, self.page_size)[: request.processed]
+            cells = memory.read(row, request.processed)
+            assert (cells == values)[kept].all(), "computed KV was overwritten"
 
 
 def config_of(kept: Retention) -> pk.RetentionConfig:

@@ -12,8 +12,11 @@ import pagekeeper as pk
 from model.ledger import Ledger
 from model.live import Live
 from model.memory import PageMemory
+from model.pool import Group
 from model.requests import Request
 from model.tier import Tier
+from model.windows import Chunked, Full, Kind, Window
+from pagekeeper.params import ChunkedLocal, FullAttention, MultiKVCacheParams, SlidingWindow
 
 NAMESPACES: tuple[dict[str, Any], ...] = (
     {},
@@ -25,14 +28,27 @@ NAMESPACES: tuple[dict[str, Any], ...] = (
 MAX_BATCH = 5
 
 
-class Stage:
-    """A pool of random size and kind, and nothing in it yet."""
+KINDS: dict[type[Kind], Callable[[Any], Any]] = {
+    Full: lambda kind: FullAttention(),
+    Window: lambda kind: SlidingWindow(kind.tokens, sink_tokens=kind.sinks),
+    Chunked: lambda kind: ChunkedLocal(kind.tokens),
+}
+"""What the user writes for a kind of the model."""
 
-    def __init__(self, seed: int) -> None:
+
+class Stage:
+    """A cache of random size and behaviour, and nothing in it yet.
+
+    Args:
+        seed: of everything.
+        several: up to four groups of layers of any kind; else one that keeps all, perhaps before a tier.
+    """
+
+    def __init__(self, seed: int, *, several: bool = False) -> None:
         self.random = random.Random(seed)
         choose: Any = self.random.choice
-        self.page_size = choose([1, 2, 3, 4, 16])
-        tiered = self.random.random() < 0.5
+        self.page_size: int = choose([1, 2, 3, 4, 16])
+        tiered = not several and self.random.random() < 0.5
         write_policy = choose(["write_through", "selective", "on_evict"])
         pages = self.random.randint(3, 16 if self.page_size < 16 else 8)
         if tiered and write_policy == "on_evict":
@@ -51,24 +67,41 @@ class Stage:
         }
         chunk = choose([None, None, 1, 3, 7, 20])
         reserve = choose(["chunk", "chunk", "prompt"])
-        self.memory = PageMemory(pages, self.page_size)
+        self.groups = groups = self.random_groups() if several else [Group(Full(), pages)]
+        whole = [group.pages for group in groups if isinstance(group.kind, Full)]
+        self.max_seq_len = None if whole else 1000
+        self.memories = [PageMemory(group.pages, self.page_size) for group in groups]
         caching = behaviour["enable_prefix_caching"]
-        self.tier = Tier(self.memory) if tiered and caching else None
-        options = {"max_num_input_tokens": chunk, "reserve": reserve}
-        self.trace = [f"page_size={self.page_size} {pages=} {behaviour} {options} tier={bool(self.tier)}"]
-        self.params = pk.MHAKVCacheParams(
-            dtype="float32",
-            n_kv_heads=1,
-            head_dim=8,
-            num_layers=1,
-            page_size=self.page_size,
-            devices=["cpu"],
-            kv_hash_seed="5a" * 32,
-            **behaviour,
-        )
+        self.tier = Tier(self.memories[0]) if tiered and caching else None
+        options = {"max_num_input_tokens": chunk, "reserve": reserve, "max_seq_len": self.max_seq_len}
+        self.trace = [f"page_size={self.page_size} {groups=} {behaviour} {options} tier={bool(self.tier)}"]
+        params = [
+            pk.MHAKVCacheParams(
+                dtype="float32",
+                n_kv_heads=1,
+                head_dim=8,
+                num_layers=1,
+                page_size=self.page_size,
+                devices=["cpu"],
+                kv_hash_seed="5a" * 32,
+                kind=KINDS[type(group.kind)](group.kind),
+                **behaviour,
+            )
+            for group in groups
+        ]
+        self.params = params[0]
+        self.names: list[str | None] = [None]
+        """Of the groups, as the manager's calls take them."""
+        cache_params: Any = params[0]
+        total: Any = groups[0].pages
+        if len(groups) > 1:
+            names = [f"group {index}" for index in range(len(groups))]
+            self.names = list(names)
+            cache_params = MultiKVCacheParams(dict(zip(names, params, strict=True)))
+            total = {name: group.pages for name, group in zip(names, groups, strict=True)}
         self.kv = pk.PagedKVCacheManager(
-            params=self.params,
-            total_num_pages=pages,
+            params=cache_params,
+            total_num_pages=total,
             max_batch_size=MAX_BATCH,
             allocate_pools=False,
             connector=self.tier,
@@ -76,7 +109,7 @@ class Stage:
         )
         self.model = Ledger(
             self.page_size,
-            pages,
+            groups,
             on_duplicate=behaviour["on_duplicate"],
             policy=behaviour["eviction_policy"],
             priority=behaviour["default_retention_priority"],
@@ -90,15 +123,30 @@ class Stage:
                 "secondary_offload_min_priority" if write_policy == "on_evict" else "selective_min_priority"
             ],
         )
-        self.pool = self.model.pool
         self.live: list[Live] = []
         self.gone: list[tuple[Any, int]] = []
         """Released contexts with the slots they had."""
-        longest = min(pages * self.page_size, 70) * 3 // 4
+        longest = min(min(group.pages for group in groups) * self.page_size, 70) * 3 // 4
         stems = 2
         if self.tier is not None:  # more than the pool holds is asked for again
             longest, stems = longest * 2 // 3, 5
         self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(longest)] for _ in range(stems)]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is one group that keeps all tokens."""
+        return [group.kind for group in self.groups] == [Full()]
+
+    def random_groups(self) -> list[Group]:
+        """One to four groups, of windows that are mostly shorter than what comes."""
+        most = 24 if self.page_size < 16 else 8
+        groups = []
+        for _ in range(self.random.choice([1, 2, 2, 2, 3, 3, 4])):
+            tokens = self.random.choice([1, 2, 3, 4, 5, 7, 8, 16, 20, 33])
+            sinks = self.random.choice([0, 0, 0, 1, self.page_size, self.page_size + 2])
+            kinds: list[Kind] = [Full(), Window(tokens, sinks), Window(tokens, sinks), Chunked(tokens)]
+            groups.append(Group(self.random.choice(kinds), self.random.randint(3, most)))
+        return groups
 
     def note(self, line: str) -> None:
         self.trace.append(line)
@@ -149,10 +197,10 @@ class Stage:
     def settle_ended(self) -> None:
         """What a new step makes of copies that have ended."""
 
-    def next_to_go(self) -> list[int]:
-        """The manager's idle pages in the order in which they go."""
-        [line] = re.findall(r"the next to go first: \[(.*)\]", self.kv.debug_dump())
-        return [int(page) for page in line.split(",") if page]
+    def next_to_go(self) -> list[list[int]]:
+        """In each group, the manager's idle pages in the order in which they go."""
+        lines = re.findall(r"the next to go first: \[(.*)\]", self.kv.debug_dump())
+        return [[int(page) for page in line.split(",") if page] for line in lines]
 
     def refused(self, error: type[Exception], call: Callable[[], object]) -> Any:
         """The call fails with `error` and leaves everything as it was."""

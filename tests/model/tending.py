@@ -8,7 +8,7 @@ class Tending(Stage):
     """Retention, pins, forgetting; probes; misuse."""
 
     def pass_time(self) -> None:
-        now = self.pool.now + self.random.choice([0, 0.5, 1, 4])
+        now = self.model.now + self.random.choice([0, 0.5, 1, 4])
         self.note(f"begin_step now={now}")
         self.settle_ended()
         assert self.kv.begin_step(now=now) == self.model.begin_step(now)
@@ -58,16 +58,19 @@ class Tending(Stage):
         namespace, tokens, keys = self.prefix()
         self.note(f"probe {keys} {tokens}")
         before = self.kv.fingerprint()
-        pages = self.model.match(namespace, tokens) if self.model.caching else []
+        found = self.model.match(namespace, tokens) if self.model.caching else 0
+        lead, ends = self.model.lead, range(self.page_size, (found + 1) * self.page_size, self.page_size)
+        pages = [lead.tree.get((namespace, tuple(tokens[:end]))) for end in ends]
         summary = self.kv.analyze_prefix_reuse(tokens, **keys)
-        assert summary.device_blocks >= len(pages)
-        assert summary.reusable_blocks_allocated == sum(not self.pool.is_idle(page) for page in pages)
+        assert summary.device_blocks >= found
+        held = [page for page in pages if page is not None and not lead.is_idle(page)]
+        assert summary.reusable_blocks_allocated == len(held)
         if self.tier is None:
-            assert self.kv.probe_prefix_match_length(tokens, **keys) == len(pages) * self.page_size
+            assert self.kv.probe_prefix_match_length(tokens, **keys) == found * self.page_size
         self.kv.metrics()
         self.kv.event_snapshot()
         for one in self.live:
-            self.kv.get_cache_indices(one.ctx)
+            self.kv.get_cache_indices(one.ctx, self.random.choice(self.names))
         assert self.kv.fingerprint() == before
 
     def misuse(self) -> None:

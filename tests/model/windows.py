@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 
@@ -43,9 +44,10 @@ class Chunked:
 Kind: TypeAlias = Full | Window | Chunked
 
 
-def needed_blocks(kind: Kind, e: int, page_size: int) -> set[int]:
+@cache
+def needed_blocks(kind: Kind, e: int, page_size: int) -> frozenset[int]:
     """The blocks that must be there to compute the token at position `e`; its own is one of them."""
-    return {token // page_size for token in range(e + 1) if kind.sees(e, token)}
+    return frozenset(token // page_size for token in range(e + 1) if kind.sees(e, token))
 
 
 def is_usable(kind: Kind, present: Set[int], blocks: int, page_size: int) -> bool:
@@ -56,3 +58,15 @@ def is_usable(kind: Kind, present: Set[int], blocks: int, page_size: int) -> boo
 def blocks_behind(kind: Kind, n: int, page_size: int) -> set[int]:
     """The full blocks that no token from position `n` on will see: those that `n` itself does not."""
     return set(range(n // page_size)) - needed_blocks(kind, n, page_size)
+
+
+def release_order(kind: Kind, blocks: int, page_size: int) -> list[int]:
+    """So many blocks of a request in the order in which it gives them back: those that hits need come last.
+
+    Where all blocks are needed, the first ones are needed most. In a window those at the end are, and more
+    than these the sinks.
+    """
+    if isinstance(kind, Full):
+        return list(reversed(range(blocks)))
+    sinks = min(blocks, -(-kind.sinks // page_size)) if isinstance(kind, Window) else 0
+    return [*range(sinks, blocks), *range(sinks)]

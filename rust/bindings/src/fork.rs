@@ -10,6 +10,13 @@ use pyo3::prelude::*;
 
 #[pymethods]
 impl Ledger {
+    /// The pages of a group to zero before the next forward, int32 [pages].
+    fn take_page_fills<'py>(&self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let group = self.group(group)?;
+        let pages = self.shared.with(py, |ledger| ledger.take_page_fills(group))?;
+        Ok(PyArray1::from_vec(py, pages.iter().map(|page| page.0.cast_signed()).collect()))
+    }
+
     /// Claims another request, named `request_id`, that goes on from where this one stands.
     fn fork<'py>(
         &self,

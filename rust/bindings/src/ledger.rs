@@ -150,12 +150,13 @@ impl Drop for Ledger {
 #[pymethods]
 impl Ledger {
     #[new]
-    #[pyo3(signature = (*, page_size, groups, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
+    #[pyo3(signature = (*, page_size, groups, huge_pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
                         max_seq_len, max_num_input_tokens, guard_secret, tier, write_policy, min_hits, min_priority, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         page_size: u32,
         groups: Vec<(String, u32, u32, u32)>,
+        huge_pages: Option<u32>,
         max_batch_size: usize,
         prefix_caching: bool,
         algo: &str,
@@ -191,6 +192,7 @@ impl Ledger {
         let config = LedgerConfig {
             page_size,
             groups,
+            huge_pages,
             prefix_caching,
             algo: algo.parse::<Algo>().map_err(|error| errors::from_hash(&error))?,
             seed: seed.map(seed_from).transpose()?,
@@ -219,6 +221,7 @@ impl Ledger {
             write_policy: write_policy_from(write_policy, min_hits, min_priority)?,
             event_buffer_max_size,
         };
+        config.check_pools().map_err(|error| PyValueError::new_err(error.to_string()))?;
         let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));
         let guard_secret = guard_secret.map(seed_from).transpose()?;
         Ok(Ledger {

@@ -19,6 +19,7 @@ mod events;
 #[cfg(feature = "faults")]
 mod faults;
 mod fork;
+mod geometry;
 mod guard;
 mod hashing;
 mod inspect;
@@ -46,6 +47,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(hashing::hash_blocks, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_blocks_batch, m)?)?;
     m.add_function(wrap_pyfunction!(hashing::hash_cpu_path, m)?)?;
+    m.add_function(wrap_pyfunction!(geometry::slab_geometry, m)?)?;
     m.add_function(wrap_pyfunction!(inspect::inspect_store, m)?)?;
     m.add_function(wrap_pyfunction!(inspect::store_bytes, m)?)?;
     m.add_function(wrap_pyfunction!(inspect::wipe_store, m)?)?;

@@ -129,7 +129,16 @@ impl Ledger {
     fn block_count(&self, py: Python<'_>) -> PyResult<Vec<(u32, u32)>> {
         self.shared.with(py, |ledger| {
             let pools = ledger.pools();
-            pools.groups().map(|group| (pools[group].available(), pools[group].total())).collect()
+            pools.groups().map(|group| (pools.available(group), pools[group].total())).collect()
+        })
+    }
+
+    /// `(huge pages that any group can have, all huge pages)` of the slab that groups share, if they do.
+    fn huge_page_count(&self, py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
+        self.shared.with(py, |ledger| {
+            let pools = ledger.pools();
+            let slab = pools.slabs().iter().find(|slab| slab.is_shared())?;
+            Some((pools.free_huge_pages(slab), slab.huge_pages()))
         })
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct BatchShape {
     pub(crate) pages: u32,
     /// Page copies that wait to be carried out.
     pub(crate) page_copies: usize,
+    /// Pages that wait to be zeroed.
+    pub(crate) page_fills: usize,
 }
 
 impl Ledger {
@@ -69,6 +71,7 @@ impl Ledger {
                 max_total: shape.max_total,
                 pages: shape.total_pages,
                 page_copies: ledger.planned_page_copies(group),
+                page_fills: ledger.planned_page_fills(group),
             })
         })
     }

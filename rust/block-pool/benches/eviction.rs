@@ -3,12 +3,15 @@
 //! The pages were released in a shuffled order, so that the lists jump through memory as they do after
 //! hours of traffic. The cost of an eviction stays flat up to what cache misses cost: nothing is searched.
 //! `cargo run --release --example eviction_cost` counts the instructions. A run of pages of one prompt is
-//! hit and released in the order in which it lies in memory.
+//! hit and released in the order in which it lies in memory. Three groups that share a slab take a run by thirds; by
+//! then their pages lie scattered, too, so that one group's shuffled pages are what to compare with.
 
 use std::hint::black_box;
 use std::time::Duration;
 
-use block_pool::{EvictionPolicy, NodeLink, PageId, Pool, Priority, Step, Taken};
+use block_pool::{
+    EvictionPolicy, GroupId, Member, NodeLink, PageId, Pool, Pools, Priority, SlabShape, Step, Taken,
+};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -69,6 +72,31 @@ fn runs(criterion: &mut Criterion) {
     });
 }
 
+fn shared(criterion: &mut Criterion) {
+    let mut group = group(criterion, "take many and release");
+    let (mut taken, mut lost) = (Vec::new(), Vec::new());
+    let member = |(group, ratio)| Member { group, ratio, policy: EvictionPolicy::PriorityLru };
+    let members = (0..).map(GroupId).zip([5, 1, 3]).map(member).collect();
+    // 3 pages a huge page on the average.
+    let slab = SlabShape { huge_pages: 33_333, members };
+    let mut pools = Pools::new(&[slab], Priority::DEFAULT).expect("a shape that is allowed");
+    let mut turn = |pools: &mut Pools| {
+        for group in pools.groups() {
+            taken.clear();
+            lost.clear();
+            assert!(pools.take_many(group, RUN / 3, Priority::DEFAULT, &[], &mut taken, &mut lost));
+            let pool = &mut pools[group];
+            for taken in &taken {
+                pool.publish(taken.page, NodeLink(taken.page.0), Step(1));
+                pool.release(taken.page, Step(1));
+            }
+        }
+    };
+    (0..200).for_each(|_| turn(&mut pools)); // every page is cached, and the groups have met
+    group.throughput(Throughput::Elements(RUN.into()));
+    group.bench_function("100000 in three groups", |bencher| bencher.iter(|| turn(&mut pools)));
+}
+
 fn publish_and_release(pool: &mut Pool, taken: Taken) {
     pool.publish(taken.page, taken.evicted.expect("every page is cached"), Step(1));
     pool.release(taken.page, Step(1));
@@ -98,5 +126,5 @@ fn shuffled(pages: u32, policy: EvictionPolicy) -> Pool {
     pool
 }
 
-criterion_group!(benches, one_by_one, many_at_once, runs);
+criterion_group!(benches, one_by_one, many_at_once, runs, shared);
 criterion_main!(benches);

@@ -75,6 +75,8 @@ impl Flags {
     pub(crate) const REUSED: Flags = Flags(4);
     /// The block was offered to another tier.
     pub(crate) const OFFERED: Flags = Flags(8);
+    /// The page lies in a huge page that was pristine, and was not handed out since.
+    pub(crate) const FRESH: Flags = Flags(16);
 
     #[inline]
     pub(crate) fn has(self, flag: Flags) -> bool {

@@ -1,10 +1,11 @@
 //! A pool: pages, their references and pins, and the verbs that move them between states.
 
+use crate::huge::HugeBook;
 use crate::ids::{NodeLink, PageId, Priority, Step};
 use crate::page::{ColdPage, Flags, NO_NODE, Page};
 use crate::policy::EvictionPolicy;
 use crate::queue::{EvictionQueues, QueueId};
-use crate::retention::{Limits, Retention};
+use crate::retention::Limits;
 use memory::Array;
 
 /// Where a page is in its life; see the crate's diagram.
@@ -40,15 +41,6 @@ pub enum Next {
     Cached(Priority),
 }
 
-/// A page whose priority ended, see [`Pool::tell_time`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lapsed {
-    /// The page; it has the default priority now.
-    pub page: PageId,
-    /// The priority that it had.
-    pub from: Priority,
-}
-
 /// The pages of one group, all of one size. Page 0 is the null page.
 pub struct Pool {
     /// The null page and every page that was ever handed out: memory follows use.
@@ -56,9 +48,12 @@ pub struct Pool {
     pub(crate) cold: Array<ColdPage>,
     pub(crate) queues: EvictionQueues,
     pub(crate) limits: Limits,
+    /// The huge pages, where groups share a slab.
+    pub(crate) book: Option<Box<HugeBook>>,
     policy: EvictionPolicy,
-    default_priority: Priority,
+    pub(crate) default_priority: Priority,
     total: u32,
+    pristine: u32,
     marks: u32,
     in_flight: u32,
     /// Latest time that was told, in seconds.
@@ -75,48 +70,77 @@ impl Pool {
     /// # Panics
     /// If `usable` is over [`Pool::MAX_PAGES`].
     pub fn new(usable: u32, policy: EvictionPolicy, default_priority: Priority) -> Pool {
-        assert!(usable <= Self::MAX_PAGES, "{usable} pages are more than a pool can number");
+        let mut pool = Pool::with(usable, policy, default_priority, None);
+        pool.pristine = usable;
+        pool
+    }
+
+    /// The pool of one of the groups of a shared slab: it can hand out what lies in huge pages that the group
+    /// has claimed. The pages of the null huge page, and the null page first, have the least ids.
+    pub(crate) fn shared(
+        huge_pages: u32,
+        ratio: u32,
+        policy: EvictionPolicy,
+        default_priority: Priority,
+    ) -> Pool {
+        let book = Box::new(HugeBook::new(huge_pages, ratio));
+        Pool::with(huge_pages * ratio, policy, default_priority, Some(book))
+    }
+
+    fn with(
+        total: u32,
+        policy: EvictionPolicy,
+        default_priority: Priority,
+        book: Option<Box<HugeBook>>,
+    ) -> Pool {
+        assert!(total <= Self::MAX_PAGES, "{total} pages are more than a pool can number");
         // Address space for the pages of any real pool: records do not move while it fills.
-        let capacity = (usable as usize + 1).min(1 << 24);
+        let capacity = (total as usize + 1).min(1 << 24);
         let mut pool = Pool {
             pages: Array::with_capacity(capacity),
             cold: Array::with_capacity(capacity),
             queues: EvictionQueues::new(),
             limits: Limits::default(),
+            book,
             policy,
             default_priority,
-            total: usable,
+            total,
+            pristine: 0,
             marks: 0,
             in_flight: 0,
             now: 0.0,
         };
-        pool.add_page();
+        pool.add_pages(1);
         pool
     }
 
-    fn add_page(&mut self) -> PageId {
+    /// Adds records; gives the first page.
+    #[inline]
+    pub(crate) fn add_pages(&mut self, count: usize) -> PageId {
         let page = PageId(self.pages.len() as u32);
-        self.pages.push(Page::new(self.default_priority));
-        self.cold.push(ColdPage::default());
+        self.pages.extend_by(count, Page::new(self.default_priority));
+        self.cold.extend_by(count, ColdPage::default());
         page
     }
 
-    /// Usable pages, the null page not counted.
+    /// Usable pages, the null page not counted; of a shared slab, those there are if no other group has any.
     pub fn total(&self) -> u32 {
         self.total
     }
 
-    /// Pages that [`Pool::take`] can hand out now: never used or evictable.
+    /// Pages that [`Pool::take`] can hand out now: never used or evictable. Of a shared slab there may be more
+    /// to be had ([`Pools::available`](crate::Pools::available)).
     pub fn available(&self) -> u32 {
-        self.pristine() + self.queues.len()
+        self.pristine + self.queues.len()
     }
 
-    /// Pages never handed out: those with the greatest ids.
+    /// Pages never handed out: those with the greatest ids. None of a shared slab, where nobody's pages are this
+    /// group's yet.
     pub fn pristine(&self) -> u32 {
-        self.total + 1 - self.pages.len() as u32
+        self.pristine
     }
 
-    /// Pages that were ever handed out: ids `1 ..= used`.
+    /// No page with a greater id was ever handed out; and unless groups share the slab, all pages `1 ..= used` were.
     pub fn used(&self) -> u32 {
         self.pages.len() as u32 - 1
     }
@@ -193,19 +217,28 @@ impl Pool {
     /// the lowest priority that the policy chooses. `None` when every page is held.
     #[inline]
     pub fn take(&mut self, priority: Priority) -> Option<Taken> {
-        let taken = if self.pristine() > 0 && !self.queues.has_uncached() {
-            Taken { page: self.add_page(), evicted: None, pristine: true }
-        } else {
-            let page = self.queues.first(&self.pages)?;
-            self.queues.remove(&mut self.pages, page);
-            Taken { page, evicted: self.node(page), pristine: false }
-        };
-        let record = &mut self.pages[taken.page.index()];
-        if record.flags.has(Flags::TIMED) {
-            self.limits.set(taken.page, None, None);
+        if self.pristine > 0 && !self.queues.has_uncached() {
+            self.pristine -= 1;
+            let page = self.add_pages(1);
+            self.pages[page.index()].hand_out(priority);
+            return Some(Taken { page, evicted: None, pristine: true });
         }
+        let page = self.queues.first(&self.pages)?;
+        Some(self.take_page(page, priority))
+    }
+
+    /// Hands out an evictable page.
+    #[inline]
+    pub(crate) fn take_page(&mut self, page: PageId, priority: Priority) -> Taken {
+        self.dequeue(page);
+        let evicted = self.node(page);
+        let record = &mut self.pages[page.index()];
+        if record.flags.has(Flags::TIMED) {
+            self.limits.set(page, None, None);
+        }
+        let pristine = record.flags.has(Flags::FRESH);
         record.hand_out(priority);
-        Some(taken)
+        Taken { page, evicted, pristine }
     }
 
     /// One more reference to a page that is referenced, evictable or in flight (a prefix hit).
@@ -222,7 +255,7 @@ impl Pool {
         if record.flags.has(Flags::PINNED) {
             self.in_flight -= 1;
         } else {
-            self.queues.remove(&mut self.pages, page);
+            self.dequeue(page);
         }
     }
 
@@ -255,7 +288,7 @@ impl Pool {
         let record = &mut self.pages[page.index()];
         record.flags.set(Flags::PINNED, true);
         if record.refs == 0 && cold.pins == 1 {
-            self.queues.remove(&mut self.pages, page);
+            self.dequeue(page);
             self.in_flight += 1;
         }
     }
@@ -330,7 +363,7 @@ impl Pool {
     pub fn withdraw(&mut self, page: PageId) {
         self.pages[page.index()].forget();
         if self.is_evictable(page) {
-            self.queues.remove(&mut self.pages, page);
+            self.dequeue(page);
             self.enqueue(page);
         }
     }
@@ -352,56 +385,16 @@ impl Pool {
         self.pages.get(page.index()).is_some_and(|it| self.is_cached(it) && it.flags.has(Flags::REUSED))
     }
 
-    /// Gives `page` another priority and time. An evictable page keeps its place in the order of release;
-    /// a duration counts from now then, and from the next release otherwise.
-    pub fn retain(&mut self, page: PageId, retention: Retention) {
-        let record = &mut self.pages[page.index()];
-        record.priority = retention.priority();
-        if retention.limit().is_some() || record.flags.has(Flags::TIMED) {
-            record.flags.set(Flags::TIMED, retention.limit().is_some());
-            let released = (record.refs == 0).then_some(self.now);
-            self.limits.set(page, retention.limit(), released);
-        }
-        self.requeue(page);
-    }
-
-    /// What [`Pool::retain`] said of `page`, or what is left of it.
-    pub fn retention(&self, page: PageId) -> Retention {
-        Retention::limited(self.priority(page), self.limits.get(page))
-    }
-
     /// Retention priority of `page`.
     pub fn priority(&self, page: PageId) -> Priority {
         self.pages.get(page.index()).map_or(self.default_priority, |record| record.priority)
-    }
-
-    /// The first time that is known, in seconds: durations that run already count from it.
-    pub fn start_clock(&mut self, now: f64) {
-        self.now = now;
-        self.limits.restart(now);
-    }
-
-    /// The time is `now`, in seconds; a time before the latest counts as that. Pages whose retention is over
-    /// fall back to the default priority, for ever, and are given, those first whose time was over first.
-    /// Nothing else judges this. Durations of referenced pages do not run.
-    pub fn tell_time(&mut self, now: f64) -> Vec<Lapsed> {
-        self.now = self.now.max(now);
-        let mut lapsed = Vec::new();
-        while let Some(page) = self.limits.pop_over(self.now) {
-            let record = &mut self.pages[page.index()];
-            record.flags.set(Flags::TIMED, false);
-            let from = std::mem::replace(&mut record.priority, self.default_priority);
-            self.requeue(page);
-            lapsed.push(Lapsed { page, from });
-        }
-        lapsed
     }
 
     /// Counts `page`, if nobody holds it but transfers, as released just now.
     pub fn refresh(&mut self, page: PageId) {
         let Some(record) = self.pages.get(page.index()).filter(|record| record.refs == 0) else { return };
         if record.queue != QueueId::NONE {
-            self.queues.remove(&mut self.pages, page);
+            self.dequeue(page);
             self.limits.released(page, Some(self.now));
             self.enqueue(page);
         } else if record.flags.has(Flags::PINNED) {
@@ -415,6 +408,9 @@ impl Pool {
     /// of their places is freed.
     pub fn forget_all(&mut self) {
         self.queues.forget_all(&mut self.pages);
+        if let Some(book) = &mut self.book {
+            book.forget_all(self.queues.clock());
+        }
     }
 
     /// Opens a planning pass: no page is marked in it.
@@ -444,21 +440,36 @@ impl Pool {
     }
 
     #[inline]
-    fn enqueue(&mut self, page: PageId) {
+    pub(crate) fn enqueue(&mut self, page: PageId) {
         let queue = self.home(&self.pages[page.index()]);
         if queue == QueueId::UNCACHED {
             self.pages[page.index()].forget();
         }
         self.queues.push_back(&mut self.pages, page, queue);
+        if let Some(book) = &mut self.book {
+            book.enter(page);
+        }
+    }
+
+    /// Takes `page` out of the list it is in.
+    #[inline]
+    pub(crate) fn dequeue(&mut self, page: PageId) {
+        self.queues.remove(&mut self.pages, page);
+        if let Some(book) = &mut self.book {
+            book.leave(page);
+        }
     }
 
     /// Moves `page`, if evictable, to the list where it belongs now.
-    fn requeue(&mut self, page: PageId) {
+    pub(crate) fn requeue(&mut self, page: PageId) {
         let record = &self.pages[page.index()];
         let (queue, home) = (self.queues.queue_of(record), self.home(record));
         if queue != QueueId::NONE && queue.segment() != home {
-            self.queues.remove(&mut self.pages, page);
+            self.dequeue(page);
             self.queues.insert(&mut self.pages, page, home);
+            if let Some(book) = &mut self.book {
+                book.enter(page);
+            }
         }
     }
 

@@ -141,6 +141,11 @@ impl EvictionQueues {
         self.clock
     }
 
+    /// Stamps from now on are newer than `clock`.
+    pub(crate) fn advance(&mut self, clock: u64) {
+        self.clock = self.clock.max(clock);
+    }
+
     /// Whether what the page stood for at its stamp was not forgotten since.
     #[inline]
     pub(crate) fn is_current(&self, page: &Page) -> bool {
@@ -161,6 +166,12 @@ impl EvictionQueues {
     #[inline]
     pub(crate) fn push_back(&mut self, pages: &mut [Page], page: PageId, queue: QueueId) {
         pages[page.index()].stamp = self.tick();
+        self.link(pages, page, queue, self.lists[usize::from(queue.0)].last, END);
+    }
+
+    /// Appends `page`, whatever its stamp, to those that stand for nothing.
+    pub(crate) fn push_uncached(&mut self, pages: &mut [Page], page: PageId) {
+        let queue = QueueId::UNCACHED;
         self.link(pages, page, queue, self.lists[usize::from(queue.0)].last, END);
     }
 
@@ -299,6 +310,11 @@ impl EvictionQueues {
     #[inline]
     pub(crate) fn has_uncached(&self) -> bool {
         self.occupied & QueueId::UNCACHED.bit() != 0
+    }
+
+    /// Whether `page` is queued among those that stand for nothing.
+    pub(crate) fn is_uncached(&self, page: &Page) -> bool {
+        self.queue_of(page) == QueueId::UNCACHED
     }
 
     /// The page that goes next.

@@ -1,6 +1,8 @@
 //! How long a page keeps its priority.
 
 use crate::ids::{PageId, Priority};
+use crate::page::Flags;
+use crate::pool::Pool;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -90,6 +92,57 @@ impl From<Priority> for Retention {
     /// For ever.
     fn from(priority: Priority) -> Retention {
         Retention { priority, limit: None }
+    }
+}
+
+/// A page whose priority ended, see [`Pool::tell_time`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lapsed {
+    /// The page; it has the default priority now.
+    pub page: PageId,
+    /// The priority that it had.
+    pub from: Priority,
+}
+
+impl Pool {
+    /// Gives `page` another priority and time. An evictable page keeps its place in the order of release;
+    /// a duration counts from now then, and from the next release otherwise.
+    pub fn retain(&mut self, page: PageId, retention: Retention) {
+        let record = &mut self.pages[page.index()];
+        record.priority = retention.priority();
+        if retention.limit().is_some() || record.flags.has(Flags::TIMED) {
+            record.flags.set(Flags::TIMED, retention.limit().is_some());
+            let released = (record.refs == 0).then_some(self.now);
+            self.limits.set(page, retention.limit(), released);
+        }
+        self.requeue(page);
+    }
+
+    /// What [`Pool::retain`] said of `page`, or what is left of it.
+    pub fn retention(&self, page: PageId) -> Retention {
+        Retention::limited(self.priority(page), self.limits.get(page))
+    }
+
+    /// The first time that is known, in seconds: durations that run already count from it.
+    pub fn start_clock(&mut self, now: f64) {
+        self.now = now;
+        self.limits.restart(now);
+    }
+
+    /// The time is `now`, in seconds; a time before the latest counts as that. Pages whose retention is over
+    /// fall back to the default priority, for ever, and are given, those first whose time was over first.
+    /// Nothing else judges this. Durations of referenced pages do not run.
+    pub fn tell_time(&mut self, now: f64) -> Vec<Lapsed> {
+        self.now = self.now.max(now);
+        let mut lapsed = Vec::new();
+        while let Some(page) = self.limits.pop_over(self.now) {
+            let record = &mut self.pages[page.index()];
+            record.flags.set(Flags::TIMED, false);
+            let from = std::mem::replace(&mut record.priority, self.default_priority);
+            self.requeue(page);
+            lapsed.push(Lapsed { page, from });
+        }
+        lapsed
     }
 }
 

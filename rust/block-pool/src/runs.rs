@@ -32,13 +32,21 @@ impl Pool {
     }
 
     /// Takes up to `count` pages from the front of `queue`, whose pages all go before any other.
-    fn take_front(&mut self, queue: QueueId, count: usize, priority: Priority, taken: &mut Vec<Taken>) {
+    pub(crate) fn take_front(
+        &mut self,
+        queue: QueueId,
+        count: usize,
+        priority: Priority,
+        taken: &mut Vec<Taken>,
+    ) {
         let mut piece = self.queues.front(queue);
         let mut page = piece.first;
         let count = count.min(self.queues.list_len(queue) as usize);
+        let before = taken.len();
         for _ in 0..count {
-            taken.push(Taken { page, evicted: self.node(page), pristine: false });
+            let evicted = self.node(page);
             let record = &mut self.pages[page.index()];
+            taken.push(Taken { page, evicted, pristine: record.flags.has(Flags::FRESH) });
             if record.flags.has(Flags::TIMED) {
                 self.limits.set(page, None, None);
             }
@@ -49,6 +57,9 @@ impl Pool {
         piece.len = count as u32;
         piece.next = page;
         self.queues.cut(&mut self.pages, &piece);
+        if let Some(book) = &mut self.book {
+            book.leave_all(taken[before..].iter().map(|taken| taken.page));
+        }
     }
 
     /// [`Pool::acquire`] of pages that a request found, in the order of its blocks: they count as reused.
@@ -96,6 +107,9 @@ impl Pool {
             record.flags.set(Flags::REUSED, true);
         }
         self.queues.cut(&mut self.pages, &Piece { queue, first, prev, next, len: len as u32 });
+        if let Some(book) = &mut self.book {
+            book.leave_all(pages[..len].iter().copied());
+        }
         &pages[len..]
     }
 
@@ -109,7 +123,7 @@ impl Pool {
             let plain = record.refs == 1 && !record.flags.any(Flags::TIMED, Flags::PINNED);
             let queue = if plain { self.home(record) } else { QueueId::NONE };
             if queue != piece.queue {
-                self.queues.append(&mut self.pages, &piece, last);
+                self.append(&piece, last);
                 piece = Piece::NONE;
             }
             if !plain {
@@ -134,6 +148,16 @@ impl Pool {
             piece.len += 1;
             last = page;
         }
-        self.queues.append(&mut self.pages, &piece, last);
+        self.append(&piece, last);
+    }
+
+    /// Puts a piece of released pages behind its list.
+    #[inline]
+    fn append(&mut self, piece: &Piece, last: PageId) {
+        self.queues.append(&mut self.pages, piece, last);
+        if let Some(book) = &mut self.book {
+            let next = |page: &PageId| Some(self.pages[page.index()].next);
+            book.enter_all(std::iter::successors(Some(piece.first), next).take(piece.len as usize));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The pool's books, checked and hashed.
 
-use crate::ids::PageId;
-use crate::page::Flags;
+use crate::ids::{GroupId, PageId};
+use crate::page::{Flags, NO_NODE};
 use crate::pool::{PageState, Pool};
 use crate::queue::QueueId;
 use std::fmt;
@@ -28,6 +28,16 @@ impl PageFault {
     }
 }
 
+/// A fault in one of several pools.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("group {}, {fault}", .group.0)]
+pub struct GroupFault {
+    /// The group.
+    pub group: GroupId,
+    /// What is wrong there.
+    pub fault: PageFault,
+}
+
 impl Pool {
     /// Checks that every page is in exactly one state, in the list where it belongs, and that the counts
     /// add up.
@@ -44,11 +54,14 @@ impl Pool {
             let queue = self.queues.queue_of(record);
             let queued = queue != QueueId::NONE;
             let held = record.refs > 0 || pins > 0;
+            let owned = self.book.as_ref().is_none_or(|book| book.owns(book.huge_of(page)));
             let fault = match () {
                 () if page == PageId::NULL && (held || queued) => "the null page is in use",
                 () if page == PageId::NULL => continue,
+                () if !owned && (held || queued) => "in use, and its huge page is not the group's",
+                () if !owned && record.node != NO_NODE => "it stands for something, and is not the group's",
                 () if queued && held => "both held and evictable",
-                () if !queued && !held => "lost: neither held nor evictable",
+                () if owned && !queued && !held => "lost: neither held nor evictable",
                 () if record.flags.has(Flags::PINNED) != (pins > 0) => "its mark of being pinned is wrong",
                 () if record.flags.has(Flags::TIMED) != self.limits.get(page).is_some() => {
                     "its mark of a retention that ends is wrong"
@@ -72,14 +85,26 @@ impl Pool {
             let what = format!("{timed} pages have a retention that ends, {} are counted", self.limits.len());
             return Err(PageFault::new(PageId::NULL, what));
         }
-        if self.pages.len() > self.total() as usize + 1 {
-            return Err(PageFault::new(PageId(self.total() + 1), "more pages than the pool has"));
+        let end = self.total() + self.ratio();
+        if self.pages.len() > end as usize {
+            return Err(PageFault::new(PageId(end), "more pages than the pool has"));
+        }
+        if !self.is_shared() && self.pristine() != self.total() - self.used() {
+            let what = format!("{} pages are pristine, {} were used", self.pristine(), self.used());
+            return Err(PageFault::new(PageId(self.used()), what));
         }
         if in_flight != self.in_flight() {
             let what = format!("{in_flight} pages are in flight, {} are counted", self.in_flight());
             return Err(PageFault::new(PageId::NULL, what));
         }
-        Ok(())
+        let Some(book) = &self.book else { return Ok(()) };
+        match book.first_broken(&self.pages, &self.queues, |page| self.is_evictable(page)) {
+            Some((huge, what)) => {
+                let page = PageId(huge.0 * book.ratio());
+                Err(PageFault::new(page, format!("huge page {}: {what}", huge.0)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Feeds the whole state, list orders included, to `hasher`; planning marks are left out.
@@ -94,7 +119,11 @@ impl Pool {
             self.queues.iter(&self.pages, queue).for_each(|page| page.hash(hasher));
         }
         self.limits.fingerprint(hasher);
-        (self.queues.clock(), self.now.to_bits()).hash(hasher);
+        self.now.to_bits().hash(hasher);
+        match &self.book {
+            Some(book) => book.fingerprint(hasher),
+            None => self.queues.clock().hash(hasher), // of a slab, the clock is one
+        }
     }
 
     /// The evictable pages in the order in which [`Pool::take`] would choose them if nothing else happened

@@ -1,7 +1,7 @@
 //! `alloc`: prefix hits and pages for the next forward, for a whole batch or not at all.
 
 use crate::config::Reserve;
-use crate::error::{LedgerError, NoRoom};
+use crate::error::LedgerError;
 use crate::hits::{Found, Hit};
 use crate::ledger::{Ledger, check_length};
 use crate::loads::LoadJob;
@@ -11,9 +11,7 @@ use crate::sequence::{Sequence, StepOut};
 use crate::slots::SlotId;
 use crate::tiers::{Loads, OuterTier};
 use block_pool::{GroupId, Step};
-use memory::AHEAD;
-use radix_tree::NodeId;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 /// What `alloc` will do for one request.
 struct Plan {
@@ -180,59 +178,76 @@ impl Ledger {
             }
             scratch.plans.push(plan);
         }
-        let mut refused = None;
-        for group in self.config.group_ids() {
-            let needed = scratch.plans.iter().map(|plan| u64::from(plan.pages[group.index()].count()));
-            // With room for every hit beside the new pages, no hit need be looked at.
-            let most = needed.sum::<u64>() + scratch.found.all(group).len() as u64;
-            if most > u64::from(self.pools[group].available())
-                && let Some((index, room)) = self.lacking(scratch, group)?
-                && refused.as_ref().is_none_or(|&(before, _)| index < before)
-            {
-                refused = Some((index, room));
-            }
+        let mut demand = self.demand(scratch);
+        let mut hits = 0;
+        for (group, demand) in self.config.group_ids().zip(&mut demand) {
+            hits += scratch.found.all(group).len();
+            *demand += scratch.found.all(group).len() as u32;
         }
-        match refused {
-            Some((index, room)) => Err(LedgerError::InsufficientBlocks { slot: batch[index], room }),
-            None => Ok(()),
-        }
+        // With room for every hit beside the new pages, no hit need be looked at, but that one in a huge page which
+        // nobody uses takes that page from other groups.
+        let simple = hits == 0 || self.config.huge_pages.is_none();
+        if simple && self.pools.can_satisfy(&demand) { Ok(()) } else { self.check_room(scratch) }
     }
 
-    /// The first request of the planned batch that does not fit into a group, to the page.
-    fn lacking(&mut self, scratch: &Scratch, group: GroupId) -> Result<Option<(usize, NoRoom)>, LedgerError> {
-        let config = &self.config;
-        let pool = &mut self.pools[group];
-        pool.open_marks();
-        for &page in scratch.found.all(group) {
-            if !pool.is_evictable(page) {
-                pool.mark(page); // held, and hit: nobody who lets it go makes room
-            }
-        }
-        let available = i64::from(pool.available());
-        let (mut needed, mut own_hits, mut given_back) = (0i64, 0i64, 0i64);
-        let mut lacking = None;
-        for (index, plan) in scratch.plans.iter().enumerate() {
-            for &page in scratch.found.pages(&plan.hit, group) {
-                if pool.is_evictable(page) && pool.mark(page) {
-                    own_hits += 1;
+    /// Pages of each group that the planned batch takes.
+    fn demand(&self, scratch: &Scratch) -> SmallVec<[u32; 1]> {
+        let taken = |group: GroupId| scratch.plans.iter().map(move |plan| plan.pages[group.index()].count());
+        self.config.group_ids().map(|group| taken(group).sum()).collect()
+    }
+
+    /// Whether the planned batch fits, to the page.
+    fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
+        let mut room = self.pools.room();
+        for group in self.config.group_ids() {
+            let pool = &mut self.pools[group];
+            pool.open_marks();
+            for &page in scratch.found.all(group) {
+                if !pool.is_evictable(page) {
+                    pool.mark(page); // held, and hit: nobody who lets it go makes room
                 }
             }
+        }
+        let mut demand: SmallVec<[u32; 1]> = smallvec![0; self.config.groups.len()];
+        let mut lacking = None;
+        for plan in &scratch.plans {
             let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
-            for page in sequence.let_go_for(&plan.hit, plan.start, group, config) {
-                // Of several that let it go, the first counts.
-                let alone = pool.refs(page) == 1 && pool.pins(page) == 0;
-                given_back += i64::from(alone && pool.mark(page));
+            for group in self.config.group_ids() {
+                for &page in scratch.found.pages(&plan.hit, group) {
+                    if self.pools[group].is_evictable(page) && self.pools[group].mark(page) {
+                        room.claim(&self.pools, group, page);
+                    }
+                }
+                for page in sequence.let_go_for(&plan.hit, plan.start, group, &self.config) {
+                    let pool = &mut self.pools[group];
+                    if pool.refs(page) == 1 && pool.pins(page) == 0 && pool.mark(page) {
+                        room.give_back(&self.pools, group, page);
+                    }
+                }
             }
-            let left = available + given_back - own_hits - needed;
-            let pages = plan.pages[group.index()].count();
-            needed += i64::from(pages);
-            if left < i64::from(pages) && lacking.is_none() {
-                lacking = Some((index, pages, u32::try_from(left).unwrap_or(0)));
+            let before = demand.clone();
+            for (demand, pages) in demand.iter_mut().zip(&plan.pages) {
+                *demand += pages.count();
+            }
+            if lacking.is_none() && !room.can_satisfy(&demand) {
+                let short = |&group: &GroupId| demand[group.index()] > room.available(group);
+                let no_room = match self.config.group_ids().find(short) {
+                    Some(group) => {
+                        let free = room.available(group).saturating_sub(before[group.index()]);
+                        self.room(group, plan.pages[group.index()].count(), free)
+                    }
+                    None => self.huge_room(&demand),
+                };
+                lacking = Some((plan.slot, no_room));
             }
         }
         // A later request's hits may give back pages that an earlier one lacked: the sum decides.
-        let lacking = lacking.filter(|_| needed > available + given_back - own_hits);
-        Ok(lacking.map(|(index, pages, free)| (index, self.room(group, pages, free))))
+        match lacking {
+            Some((slot, no_room)) if !room.can_satisfy(&demand) => {
+                Err(LedgerError::InsufficientBlocks { slot, room: no_room })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn plan_one(
@@ -290,10 +305,11 @@ impl Ledger {
         let most = len + sequence.draft_room([].iter());
         if u64::from(most) > u64::from(limit) * u64::from(page_size) {
             let lead = self.config.lead();
-            let room = self.room(lead, most.div_ceil(page_size), self.pools[lead].available());
+            let room = self.room(lead, most.div_ceil(page_size), self.pools.available(lead));
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
         let mut pages = SmallVec::new();
+        let mut at_most: SmallVec<[u32; 1]> = SmallVec::new();
         for group in self.config.group_ids() {
             let held = (sequence.row(group).pages.len() as u32).max(hit_end);
             let covered = match self.config.reserve {
@@ -309,24 +325,41 @@ impl Ledger {
             } else {
                 covered.div_ceil(page_size) - held
             };
-            if self.config.kind(group).forgets() {
-                let needed = self.config.kind(group).needed(start, page_size);
-                let at_once = needed.sinks.min(needed.from) + covered.div_ceil(page_size) - needed.from;
-                let total = self.pools[group].total();
-                if at_once > total && !sequence.dummy {
-                    let room = self.room(group, at_once, self.pools[group].available());
-                    return Err(LedgerError::RequestTooLarge {
-                        slot,
-                        tokens: covered.into(),
-                        limit: total,
-                        room,
-                    });
-                }
-            }
+            // Now, and when the last token is computed.
+            let kind = self.config.kind(group);
+            let now = kind.held(start, covered, page_size);
+            at_most.push(if kind.forgets() {
+                now.max(kind.held(most - 1, most, page_size))
+            } else {
+                most.div_ceil(page_size)
+            });
             pages.push(NewPages { new, copies: sequence.exposed && load == 0 });
         }
         let drafts = sequence.drafts_of(start, end, len);
+        if !self.config.is_plain() && !sequence.dummy {
+            self.check_capacity(slot, most, &at_most)?;
+        }
         Ok(Plan { slot, hit, missed, start, end, placeholder, drafts, pages, load, first_load })
+    }
+
+    /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.
+    fn check_capacity(&self, slot: SlotId, tokens: u32, pages: &[u32]) -> Result<(), LedgerError> {
+        let capacity = self.pools.capacity();
+        if capacity.can_satisfy(pages) {
+            return Ok(());
+        }
+        let short = |&group: &GroupId| pages[group.index()] > capacity.available(group);
+        let (room, limit) = match self.config.group_ids().find(short) {
+            Some(group) => {
+                let free = self.pools.available(group);
+                (self.room(group, pages[group.index()], free), capacity.available(group))
+            }
+            None => {
+                let room = self.huge_room(pages);
+                (room, room.total)
+            }
+        };
+        Err(LedgerError::RequestTooLarge { slot, tokens: tokens.into(), limit, room })
     }
 
     /// Carries out the plans; nothing here can fail. All hits of all requests are claimed first, so that
@@ -358,6 +391,7 @@ impl Ledger {
         for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
             self.take_hit(plan.slot, plan.start, &plan.hit, &scratch.found);
         }
+        self.left = self.demand(scratch);
         let mut taken = 0;
         for plan in &scratch.plans {
             taken += plan.pages.iter().map(|pages| pages.count()).sum::<u32>();
@@ -396,32 +430,6 @@ impl Ledger {
         }
     }
 
-    /// Takes pages that the plan left room for; [`Ledger::taken`] lists them.
-    pub(crate) fn take(&mut self, group: GroupId, count: u32) {
-        self.taken.clear();
-        let complete = self.pools[group].take_many(count, self.config.priority, &mut self.taken);
-        assert!(complete, "the plan left room for every page");
-        let lead = self.config.lead();
-        for (index, taken) in self.taken.iter().enumerate() {
-            if let Some(later) = self.taken.get(index + AHEAD).and_then(|later| later.evicted) {
-                self.tree.prefetch(NodeId(later.0));
-            }
-            if let Some(node) = taken.evicted {
-                let key = self.tree.key(NodeId(node.0));
-                self.tree.clear_page(NodeId(node.0), group);
-                if group == lead {
-                    self.events.removed(key);
-                    self.evicted.add(key, self.step);
-                }
-                self.counters.evictions += 1;
-                let published = self.pools[group].published(taken.page);
-                self.counters.residency.add(self.step.0 - published.0);
-            }
-            self.counters.pages_allocated_new += u64::from(taken.pristine);
-        }
-        self.counters.pages_allocated += u64::from(count);
-    }
-
     /// Moves the request to where its hits end, and counts its first admission.
     #[inline]
     fn admit(&mut self, plan: &Plan) {
@@ -455,19 +463,6 @@ impl Ledger {
         sequence.interrupted = false;
         let Plan { start, end, drafts, .. } = *plan;
         sequence.steps_out.push_back(StepOut { step, start, end, drafts });
-    }
-
-    /// A group's pool for an error: `free` pages can be had beside the hits of the batch.
-    pub(crate) fn room(&self, group: GroupId, needed: u32, free: u32) -> NoRoom {
-        let pool = &self.pools[group];
-        let total = pool.total();
-        NoRoom {
-            needed,
-            free,
-            evictable: free.saturating_sub(pool.pristine()),
-            pinned: total - pool.available(),
-            total,
-        }
     }
 }
 

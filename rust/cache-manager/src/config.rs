@@ -4,7 +4,7 @@ use crate::drafts::slack;
 use crate::groups::{Group, GroupKind};
 use crate::write_policy::WritePolicy;
 use block_hash::Algo;
-use block_pool::{EvictionPolicy, GroupId, Pool, Priority};
+use block_pool::{EvictionPolicy, GroupId, Member, Pool, Pools, Priority, ShapeError, SlabShape};
 
 /// What happens when a sequence publishes a block that another sequence published before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +31,8 @@ pub struct LedgerConfig {
     pub page_size: u32,
     /// How each group of layers keeps its KV, and in how many pages; at least one.
     pub groups: Vec<Group>,
+    /// Usable huge pages of the slab that all groups share; `None` if each has pages of its own.
+    pub huge_pages: Option<u32>,
     /// Whether blocks are hashed, published and found.
     pub prefix_caching: bool,
     /// Block hash.
@@ -62,6 +64,7 @@ impl LedgerConfig {
         LedgerConfig {
             page_size,
             groups: vec![Group { kind: GroupKind::Full, pages }],
+            huge_pages: None,
             prefix_caching: true,
             algo: Algo::AHash64,
             seed: None,
@@ -79,10 +82,40 @@ impl LedgerConfig {
     /// Most blocks that one request may have whose decode steps verify so many drafts.
     pub fn max_blocks_per_request(&self, drafts: u32) -> u32 {
         let whole = self.groups.iter().filter(|group| !group.kind.forgets());
-        let room = whole.map(|group| group.pages).min().unwrap_or(Pool::MAX_PAGES);
+        let huge_pages = self.huge_pages.unwrap_or(1);
+        let room = whole.map(|group| huge_pages * group.pages).min().unwrap_or(Pool::MAX_PAGES);
         let asked =
             self.max_seq_len.map(|tokens| tokens.saturating_add(slack(drafts)).div_ceil(self.page_size));
         asked.map_or(room, |blocks| blocks.min(room))
+    }
+
+    /// Whether the groups' pages can be numbered.
+    ///
+    /// # Errors
+    /// Page ids over an int32.
+    pub fn check_pools(&self) -> Result<(), ShapeError> {
+        match self.huge_pages {
+            Some(huge_pages) => self.slab(huge_pages).check(),
+            None => Ok(()), // as `Group::pages` says
+        }
+    }
+
+    fn slab(&self, huge_pages: u32) -> SlabShape {
+        let member = |(group, ratio)| Member { group, ratio, policy: self.policy };
+        let ratios = self.groups.iter().map(|group| group.pages);
+        SlabShape { huge_pages, members: self.group_ids().zip(ratios).map(member).collect() }
+    }
+
+    /// The pools of the groups.
+    ///
+    /// # Errors
+    /// Page ids over an int32.
+    pub(crate) fn pools(&self) -> Result<Pools, ShapeError> {
+        let Some(huge_pages) = self.huge_pages else {
+            let pool = |group: &Group| Pool::new(group.pages, self.policy, self.priority);
+            return Ok(Pools::apart(self.groups.iter().map(pool).collect()));
+        };
+        Pools::new(&[self.slab(huge_pages)], self.priority)
     }
 
     /// The groups' numbers.

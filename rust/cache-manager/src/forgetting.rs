@@ -123,8 +123,10 @@ impl Ledger {
             for group in self.config.group_ids() {
                 let page = self.tree.page(node, group).filter(|&page| self.pools[group].is_evictable(page));
                 let Some(page) = page else { continue };
-                if group == lead {
-                    self.events.removed(self.tree.key(node));
+                if group == lead
+                    && let Some(key) = self.tree.key(node)
+                {
+                    self.events.removed(key);
                 }
                 self.pools[group].withdraw(page);
                 self.tree.clear_page(node, group);

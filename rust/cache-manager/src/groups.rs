@@ -58,6 +58,24 @@ impl GroupKind {
         }
     }
 
+    /// Blocks that a request holds while the tokens from `start` up to `end` are computed.
+    #[inline]
+    pub fn held(&self, start: u32, end: u32, page_size: u32) -> u32 {
+        let needed = self.needed(start, page_size);
+        needed.sinks.min(needed.from) + end.div_ceil(page_size) - needed.from
+    }
+
+    /// The first `blocks` blocks of a window or a chunk in the order in which they are let go: the head first, since
+    /// the tail is what a later hit needs; then the sinks, which all hits need.
+    pub(crate) fn release_order(
+        &self,
+        blocks: usize,
+        page_size: u32,
+    ) -> impl DoubleEndedIterator<Item = usize> + use<> {
+        let sinks = (self.needed(0, page_size).sinks as usize).min(blocks);
+        (sinks..blocks).chain(0..sinks)
+    }
+
     /// Whether blocks are let go as a request gets longer.
     #[inline]
     pub fn forgets(&self) -> bool {
@@ -70,7 +88,7 @@ impl GroupKind {
 pub struct Group {
     /// Which tokens it keeps.
     pub kind: GroupKind,
-    /// Usable pages, the null page not counted.
+    /// Usable pages of its own, the null page not counted; where groups share a slab, its pages in a huge page.
     pub pages: u32,
 }
 

@@ -9,6 +9,7 @@ use crate::events::EventLog;
 use crate::misses::EvictedKeys;
 use crate::offloads::OffloadJob;
 use crate::page_copies::PageCopy;
+use crate::page_fills::Fills;
 use crate::pins::Pins;
 use crate::sequence::{NewSequence, Position, Sequence};
 use crate::slots::{SlotId, Slots};
@@ -17,6 +18,7 @@ use crate::write_policy::Demotion;
 use block_hash::{Identity, Token};
 use block_pool::{GroupId, PageId, Pool, Pools, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use tiered_connector::job::UnitId;
 
@@ -29,6 +31,8 @@ pub struct Ledger {
     pub(crate) slots: Slots,
     /// Pages that the newest [`Ledger::take`] took.
     pub(crate) taken: Vec<Taken>,
+    /// Pages of each group that the call under way still takes.
+    pub(crate) left: SmallVec<[u32; 1]>,
     pub(crate) copies: Copies,
     pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
@@ -40,6 +44,7 @@ pub struct Ledger {
     pub(crate) demotion: Demotion,
     /// Planned and not taken, in order.
     pub(crate) page_copies: Vec<PageCopy>,
+    pub(crate) fills: Fills,
     pub(crate) counters: Counters,
     pub(crate) events: EventLog,
     pub(crate) evicted: EvictedKeys,
@@ -71,17 +76,18 @@ impl Ledger {
     /// A ledger with empty pools.
     ///
     /// # Panics
-    /// Without a group.
+    /// Without a group; with pages whose ids are over an int32.
     pub fn new(config: LedgerConfig) -> Ledger {
         assert!(!config.groups.is_empty(), "a ledger has a group");
-        let pools = config.groups.iter().map(|group| Pool::new(group.pages, config.policy, config.priority));
-        let pages: usize = config.groups.iter().map(|group| group.pages as usize).sum();
+        let pools = config.pools().expect("page ids fit an int32");
+        let pages: usize = pools.groups().map(|group| pools[group].total() as usize).sum();
         let blocks = if config.prefix_caching { pages } else { 0 };
         Ledger {
             tree: PrefixTree::new(config.page_size as usize, blocks, config.groups.len() as u8),
-            pools: Pools::apart(pools.collect()),
+            pools,
             slots: Slots::default(),
             taken: Vec::new(),
+            left: SmallVec::new(),
             copies: Copies::default(),
             pins: Pins::default(),
             offloads: Vec::new(),
@@ -89,6 +95,7 @@ impl Ledger {
             published: Vec::new(),
             demotion: Demotion::default(),
             page_copies: Vec::new(),
+            fills: Fills::new(&config),
             counters: Counters::default(),
             events: EventLog::new(config.event_buffer_max_size as usize, snapshot::created(&config)),
             evicted: EvictedKeys::new(blocks),

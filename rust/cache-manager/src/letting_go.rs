@@ -14,8 +14,8 @@ use radix_tree::PrefixTree;
 impl Ledger {
     /// Drops the request's tokens after the first `len`, with their hashes and pages, and its steps out.
     /// If `len` falls into a block whose page is stored, shared or being copied, the page is given up
-    /// too, and the block's tokens are computed again: such a page is never written to. If a group has let go what
-    /// the tokens from there on read, all are computed again.
+    /// too, and the block's tokens are computed again: such a page is never written to. So they are where a group has
+    /// let go of the page. If a group has let go what the tokens from there on read, all are computed again.
     ///
     /// # Errors
     /// An unknown slot; a suspended request; more tokens than are known.
@@ -47,13 +47,13 @@ impl Ledger {
             guards.truncate(full);
         }
         // The page of a partial block stays only if it is the request's own and nobody else knows it.
-        let known = |group| {
-            let (pool, page) = (&self.pools[group], sequence.row(group).page(full));
-            page.is_some_and(|page| pool.node(page).is_some() || pool.refs(page) > 1 || pool.pins(page) > 0)
+        let own = |group| {
+            let (pool, page) = (&self.pools[group], sequence.row(group).pages.get(full));
+            page.is_none_or(|&it| pool.refs(it) == 1 && pool.pins(it) == 0 && pool.node(it).is_none())
         };
-        let shared = same < len || self.config.group_ids().any(known);
-        let keep = if shared { full } else { len.div_ceil(page_size) as usize };
-        let left = sequence.processed.min(if shared { full as u32 * page_size } else { len });
+        let stays = same == len && self.config.group_ids().all(own);
+        let keep = if stays { len.div_ceil(page_size) as usize } else { full };
+        let left = sequence.processed.min(if stays { len } else { full as u32 * page_size });
         let goes_on = sequence.can_go_on(left, &self.config);
         let (keep, full) = if goes_on { (keep, full) } else { (0, 0) };
         sequence.give_back(keep, full, &self.config, &mut self.pools, &mut self.tree, current);
@@ -268,11 +268,10 @@ impl Sequence {
         }
     }
 
-    /// The head first, since the tail is what a later hit needs; then the sinks, which all hits need.
     fn give_back_window(&self, blocks: usize, group: GroupId, config: &LedgerConfig, pools: &mut Pools) {
         let row = self.row(group);
-        let sinks = (config.kind(group).needed(0, config.page_size).sinks as usize).min(row.pages.len());
-        for block in (sinks..row.pages.len()).chain(0..sinks).filter(|&block| block >= blocks) {
+        let order = config.kind(group).release_order(row.pages.len(), config.page_size);
+        for block in order.filter(|&block| block >= blocks) {
             if let Some(page) = row.page(block) {
                 pools[group].release(page, self.last_step);
             }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 /// Pages of every pin, by its number; a number is never used twice.
 #[derive(Default, Hash)]
 pub(crate) struct Pins {
+    /// Of each pin, what is let go last comes first.
     pub(crate) pages: BTreeMap<u64, Vec<(GroupId, PageId)>>,
     next: u64,
 }
@@ -29,8 +30,10 @@ impl Ledger {
         let stored = |group, &node| self.tree.page(node, group).map(|page| (group, page));
         let mut pages = Vec::with_capacity(nodes.len());
         for group in self.config.group_ids() {
-            if self.config.kind(group).forgets() {
-                pages.extend(nodes.iter().filter_map(|node| stored(group, node)));
+            let kind = self.config.kind(group);
+            if kind.forgets() {
+                let blocks = kind.release_order(nodes.len(), self.config.page_size).rev();
+                pages.extend(blocks.filter_map(|block| stored(group, &nodes[block])));
             } else {
                 pages.extend(nodes.iter().map_while(|node| stored(group, node)));
             }

@@ -144,18 +144,20 @@ impl Ledger {
         let mut below = None;
         for (block, &node) in sequence.nodes.iter().enumerate().rev() {
             let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
-            if !alone {
+            let read_along = self.config.group_ids().any(|group| {
+                let (stored, held) = (self.tree.page(node, group), sequence.row(group).page(block));
+                // Another session's, where this one kept a twin.
+                let is_twin = held.is_some() && held != stored;
+                is_twin || stored.is_some_and(|it| self.pools[group].refs(it) > u32::from(held.is_some()))
+            });
+            if !alone || read_along {
                 return;
             }
             for group in self.config.group_ids() {
-                let Some(stored) = self.tree.page(node, group) else { continue };
-                // The stored page is another session's where this one kept a twin, or has let it go.
-                let held = sequence.row(group).page(block) == Some(stored);
-                if self.pools[group].refs(stored) > u32::from(held) {
-                    return;
+                if let Some(stored) = self.tree.page(node, group) {
+                    let events = (group == lead).then_some(&mut self.events);
+                    retain(&mut self.pools[group], &self.tree, events, stored, Some(lowest));
                 }
-                let events = (group == lead).then_some(&mut self.events);
-                retain(&mut self.pools[group], &self.tree, events, stored, Some(lowest));
             }
             below = Some(node);
         }
@@ -179,8 +181,8 @@ impl Ledger {
         }
     }
 
-    /// Blocks of the request count as reused; then what they follow does too, so that a policy which
-    /// protects reused blocks never drops one before a block below it.
+    /// Blocks of the request count as reused; where all blocks are needed, what they follow does too, so that a
+    /// policy which protects reused blocks never drops one before a block below it.
     pub(crate) fn mark_reused(&mut self, slot: SlotId, blocks: Range<usize>) {
         // Nodes of an older epoch are gone: a load may land after a reset.
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.epoch == self.epoch) else {
@@ -188,7 +190,8 @@ impl Ledger {
         };
         let nodes = &sequence.nodes[..blocks.end.min(sequence.nodes.len())];
         for group in self.config.group_ids() {
-            for (block, &node) in nodes.iter().enumerate().rev() {
+            let first = if self.config.kind(group).forgets() { blocks.start } else { 0 };
+            for (block, &node) in nodes.iter().enumerate().skip(first).rev() {
                 // A block that was evicted leaves a gap; those above it count all the same.
                 let Some(page) = self.tree.page(node, group) else { continue };
                 let fresh = self.pools[group].mark_reused(page);
@@ -258,7 +261,8 @@ fn tell_priority(pool: &Pool, tree: &PrefixTree, events: &mut EventLog, page: Pa
     let after = pool.priority(page);
     if before != after
         && let Some(link) = pool.node(page)
+        && let Some(key) = tree.key(NodeId(link.0))
     {
-        events.updated(tree.key(NodeId(link.0)), Change::Priority(before, after));
+        events.updated(key, Change::Priority(before, after));
     }
 }

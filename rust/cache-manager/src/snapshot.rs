@@ -80,7 +80,7 @@ impl Ledger {
             if !extra.is_empty() {
                 run.extra_keys.push((run.keys.len() as u32, extra.to_vec()));
             }
-            run.keys.push(tree.key(node));
+            run.keys.extend(tree.key(node));
             run.tokens.extend_from_slice(tree.tokens(node));
         }
         run

@@ -248,7 +248,7 @@ impl Ledger {
     ) -> Result<Vec<BegunCopy>, LedgerError> {
         self.check_batch(batch)?;
         self.check_awake()?;
-        let available = self.pool().available();
+        let available = self.pools.available(GroupId::FIRST);
         let mut free = available;
         for &slot in batch {
             let sequence = self.sequence(slot)?;

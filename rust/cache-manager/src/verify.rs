@@ -3,7 +3,7 @@
 use crate::ledger::Ledger;
 use crate::page_copies::PageCopy;
 use crate::sequence::Sequence;
-use block_pool::{GroupId, NodeLink, PageFault, PageId};
+use block_pool::{GroupFault, GroupId, NodeLink, PageFault, PageId};
 use radix_tree::{NamespaceId, NodeId, ParentId, TreeFault};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -22,6 +22,9 @@ pub enum LedgerFault {
     /// A page.
     #[error(transparent)]
     Page(#[from] PageFault),
+    /// A page of a group.
+    #[error(transparent)]
+    Group(#[from] GroupFault),
     /// A node of the prefix tree.
     #[error(transparent)]
     Tree(#[from] TreeFault),
@@ -54,9 +57,7 @@ impl Ledger {
     /// # Errors
     /// The first page, node, request or event that breaks the books.
     pub fn verify(&self) -> Result<(), LedgerFault> {
-        for group in self.config.group_ids() {
-            self.pools[group].verify()?;
-        }
+        self.pools.verify()?;
         let mut refs: HashMap<(GroupId, PageId), u32> = HashMap::new();
         let mut anchors: HashMap<NodeId, u32> = HashMap::new();
         let mut holders: HashMap<NamespaceId, u32> = HashMap::new();
@@ -339,6 +340,8 @@ impl Ledger {
             reader: _,
             admission: _,
             taken: _,
+            left: _,
+            fills: _, // of pages that were taken
             pins,
             offloads: _,     // their copies are in flight
             units_let_go: _, // on their way to the tier
@@ -347,9 +350,7 @@ impl Ledger {
         } = self;
         let mut hasher = DefaultHasher::new();
         (step, step_open, step_joined, epoch, asleep, now.to_bits(), has_clock).hash(&mut hasher);
-        for group in self.config.group_ids() {
-            pools[group].fingerprint(&mut hasher);
-        }
+        pools.fingerprint(&mut hasher);
         tree.fingerprint(&mut hasher);
         slots.free().for_each(|index| index.hash(&mut hasher));
         for (slot, sequence) in slots.iter() {

@@ -5,10 +5,11 @@ use crate::node::{NONE, NodeId, ParentId};
 use crate::tree::PrefixTree;
 
 impl PrefixTree {
-    /// The chained hash of the node's block.
+    /// The chained hash of the node's block; `None` for a tail.
     #[inline]
-    pub fn key(&self, node: NodeId) -> u64 {
-        self.node(node).key
+    pub fn key(&self, node: NodeId) -> Option<u64> {
+        let record = self.node(node);
+        (!record.extra.is_tail()).then_some(record.key)
     }
 
     /// The node whose block has chained hash `key`, whatever its tokens are.
@@ -19,13 +20,13 @@ impl PrefixTree {
 
     /// The extra keys of the node's block; most have none.
     pub fn extra_keys(&self, node: NodeId) -> &[u8] {
-        self.extras.bytes(self.node(node).extra)
+        self.extras.bytes(self.node(node).extra.id())
     }
 
     /// The hash of the block before; `None` for the first of a prefix.
     pub fn parent_key(&self, node: NodeId) -> Option<u64> {
         match self.parent(node) {
-            ParentId::Node(parent) => Some(self.key(parent)),
+            ParentId::Node(parent) => self.key(parent),
             ParentId::Root(_) => None,
         }
     }

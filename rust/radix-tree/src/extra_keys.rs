@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// Index of an interned byte string; 0 is the empty one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct ExtraId(u32);
+pub(crate) struct ExtraId(pub(crate) u32);
 
 impl ExtraId {
     pub(crate) const NONE: ExtraId = ExtraId(0);
@@ -38,6 +38,11 @@ impl ExtraKeyStore {
     /// What `id` stands for.
     pub(crate) fn bytes(&self, id: ExtraId) -> &[u8] {
         id.0.checked_sub(1).map_or(&[], |index| &self.entries[index as usize].bytes)
+    }
+
+    /// The id of `bytes`, if it is in use.
+    pub(crate) fn find(&self, bytes: &[u8]) -> Option<ExtraId> {
+        if bytes.is_empty() { Some(ExtraId::NONE) } else { self.ids.get(bytes).copied() }
     }
 
     /// The id of `bytes`, used once more.

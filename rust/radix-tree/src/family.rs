@@ -17,6 +17,7 @@ impl PrefixTree {
     }
 
     /// Whether another block follows the same block as the node's does.
+    #[inline]
     pub fn has_siblings(&self, node: NodeId) -> bool {
         let record = self.node(node);
         record.next != NONE || record.previous != NONE

@@ -4,8 +4,7 @@
 //! through them in the order of memory: the place of the next block is known before this one is read. The
 //! table is asked only where the neighbour is another block.
 
-use crate::extra_keys::ExtraId;
-use crate::node::{Node, NodeId, PackedParent, ParentId};
+use crate::node::{Node, NodeId, PackedExtra, PackedParent, ParentId};
 use crate::tree::PrefixTree;
 use block_hash::Token;
 use block_pool::PageId;
@@ -68,7 +67,7 @@ impl PrefixTree {
         let record = self.node(node);
         let is_block = record.parent == PackedParent::pack(parent)
             && self.tokens(node) == tokens
-            && self.extras.equals(record.extra, extra);
+            && self.extras.equals(record.extra.id(), extra);
         if is_block { Ok(Some(node)) } else { Err(DigestCollision) }
     }
 
@@ -171,7 +170,7 @@ impl PrefixTree {
         let mut run = 0;
         for (record, &key) in self.nodes[start..].iter().zip(keys).take(RUN) {
             memory::prefetch(record, AHEAD);
-            let is_next = record.key == key && record.parent == parent && record.extra == ExtraId::NONE;
+            let is_next = record.key == key && record.parent == parent && record.extra == PackedExtra::NONE;
             if !is_next || !wanted(record) {
                 break;
             }

@@ -47,15 +47,45 @@ impl PackedParent {
     }
 }
 
+/// An [`ExtraId`], and whether the node is a tail, in four bytes: tails have the upper bit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PackedExtra(u32);
+
+impl PackedExtra {
+    const TAIL: u32 = 1 << 31;
+    /// No extra keys, and a block.
+    pub(crate) const NONE: PackedExtra = PackedExtra(0);
+
+    #[inline]
+    pub(crate) fn of_block(extra: ExtraId) -> PackedExtra {
+        PackedExtra(extra.0)
+    }
+
+    pub(crate) fn of_tail(extra: ExtraId) -> PackedExtra {
+        PackedExtra(extra.0 | Self::TAIL)
+    }
+
+    #[inline]
+    pub(crate) fn id(self) -> ExtraId {
+        ExtraId(self.0 & !Self::TAIL)
+    }
+
+    #[inline]
+    pub(crate) fn is_tail(self) -> bool {
+        self.0 & Self::TAIL != 0
+    }
+}
+
 /// Two records share a cache line, and none lies in two.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 pub(crate) struct Node {
+    /// The chained hash; of a tail, which has none, how many tokens it has.
     pub(crate) key: u64,
     pub(crate) parent: PackedParent,
     /// The slot of the first group; the null page stands for "no page".
     pub(crate) page: PageId,
-    pub(crate) extra: ExtraId,
+    pub(crate) extra: PackedExtra,
     /// The child inserted last.
     pub(crate) first_child: u32,
     /// The sibling inserted before this node.
@@ -64,13 +94,15 @@ pub(crate) struct Node {
     pub(crate) previous: u32,
 }
 
+const _: () = assert!(size_of::<Node>() == 32);
+
 impl Node {
     /// A record before its block is known.
     pub(crate) const UNUSED: Node = Node {
         key: 0,
         parent: PackedParent::FREE,
         page: PageId::NULL,
-        extra: ExtraId::NONE,
+        extra: PackedExtra::NONE,
         first_child: NONE,
         next: NONE,
         previous: NONE,
@@ -78,5 +110,11 @@ impl Node {
 
     pub(crate) fn is_free(&self) -> bool {
         self.parent == PackedParent::FREE
+    }
+
+    /// How many tokens the tail has; `None` for a block.
+    #[inline]
+    pub(crate) fn tail_len(&self) -> Option<usize> {
+        self.extra.is_tail().then_some(self.key as usize)
     }
 }

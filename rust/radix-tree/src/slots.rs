@@ -34,6 +34,9 @@ impl PrefixTree {
         debug_assert!(self.page(node, group).is_none(), "the node has a page already");
         *self.slot_mut(node, group) = page;
         self.resident[usize::from(group.0)] += 1;
+        if group == GroupId::FIRST && self.has_siblings(node) {
+            self.enter_forks(node);
+        }
     }
 
     /// Pages of a further group for nodes that have none of it, in the same order; the null page is none.
@@ -52,6 +55,9 @@ impl PrefixTree {
         debug_assert!(self.page(node, group).is_some(), "the node has no page");
         *self.slot_mut(node, group) = PageId::NULL;
         self.resident[usize::from(group.0)] -= 1;
+        if group == GroupId::FIRST && self.has_siblings(node) {
+            self.leave_forks(node);
+        }
         self.prune(node);
     }
 

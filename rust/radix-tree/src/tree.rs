@@ -1,9 +1,11 @@
 //! Nodes, insertion and pruning.
 
-use crate::extra_keys::{ExtraId, ExtraKeyStore};
+use crate::extra_keys::ExtraKeyStore;
+use crate::forks::Forks;
 use crate::lookup::DigestCollision;
 use crate::namespaces::{NamespaceId, NamespaceKey, Namespaces};
-use crate::node::{NONE, Node, NodeId, PackedParent, ParentId};
+use crate::node::{NONE, Node, NodeId, PackedExtra, PackedParent, ParentId};
+use crate::partial::tokens_of;
 use block_hash::Token;
 use block_pool::PageId;
 use memory::{AHEAD, Array, KeyTable, Rows};
@@ -36,7 +38,11 @@ pub struct PrefixTree {
     pub(crate) resident: Vec<usize>,
     /// Nodes that sequences need to stay, and how many do: few, since blocks hold those before them.
     pub(crate) anchors: HashMap<NodeId, u32>,
+    /// The blocks. Tails are in no table.
     pub(crate) table: KeyTable,
+    pub(crate) tails: usize,
+    /// Nodes with siblings and a page of the first group.
+    pub(crate) forks: Forks,
     pub(crate) extras: ExtraKeyStore,
     pub(crate) namespaces: Namespaces,
 }
@@ -57,6 +63,8 @@ impl PrefixTree {
             resident: vec![0; usize::from(groups)],
             anchors: HashMap::new(),
             table,
+            tails: 0,
+            forks: Forks::default(),
             extras: ExtraKeyStore::default(),
             namespaces: Namespaces::default(),
         }
@@ -72,7 +80,7 @@ impl PrefixTree {
 
     /// Nodes in the tree.
     pub fn len(&self) -> usize {
-        self.table.len()
+        self.table.len() + self.tails
     }
 
     /// Whether the tree has no node.
@@ -105,7 +113,7 @@ impl PrefixTree {
         }
         let node = self.place(parent);
         let id = node.0 as usize;
-        (self.nodes[id].key, self.nodes[id].extra) = (key, self.extras.acquire(extra));
+        (self.nodes[id].key, self.nodes[id].extra) = (key, PackedExtra::of_block(self.extras.acquire(extra)));
         self.tokens.write(iter::once((id, tokens)));
         self.table.insert(key, node.0);
         Insertion::New(node)
@@ -136,7 +144,7 @@ impl PrefixTree {
             }
             let node = self.place(parent);
             let record = &mut self.nodes[node.0 as usize];
-            (record.key, record.extra, record.page) = (key, ExtraId::NONE, page);
+            (record.key, record.extra, record.page) = (key, PackedExtra::NONE, page);
             self.table.insert(key, node.0);
             made.push(node);
             parent = ParentId::Node(node);
@@ -145,10 +153,18 @@ impl PrefixTree {
         self.resident[0] += pages[..made.len()].iter().filter(|&&page| page != PageId::NULL).count();
         let blocks = made.iter().map(|node| node.0 as usize).zip(tokens.chunks_exact(self.page_size));
         self.tokens.write(blocks);
+        // The others are only children of those before them.
+        if let Some(&node) = made.first()
+            && self.has_siblings(node)
+            && self.is_found_by_tokens(node)
+        {
+            self.enter_forks(node);
+        }
     }
 
     /// Keeps `node` in the tree, with or without a page, until [`PrefixTree::release_anchor`].
     pub fn anchor(&mut self, node: NodeId) {
+        debug_assert!(!self.is_tail(node), "a tail stays as long as its pages");
         *self.anchors.entry(node).or_default() += 1;
     }
 
@@ -168,7 +184,7 @@ impl PrefixTree {
     /// The node's page is cleared soon.
     #[inline]
     pub fn prefetch(&self, node: NodeId) {
-        self.table.prefetch(self.key(node));
+        self.table.prefetch(self.node(node).key);
     }
 
     /// What the node's block follows.
@@ -179,8 +195,7 @@ impl PrefixTree {
     /// The node's token ids, overrides applied.
     #[inline]
     pub fn tokens(&self, node: NodeId) -> &[Token] {
-        let row = node.0 as usize;
-        self.tokens.get(row..row + 1)
+        tokens_of(&self.nodes, &self.tokens, node)
     }
 
     /// Every node, in no particular order.
@@ -196,6 +211,7 @@ impl PrefixTree {
             let record = self.node(node);
             (node, record.parent, record.page, record.first_child, record.next).hash(hasher);
             (self.further_slots(node), self.anchors.get(&node), self.tokens(node)).hash(hasher);
+            self.extra_keys(node).hash(hasher);
         }
         self.list(PackedParent::FREE).for_each(|node| node.hash(hasher));
     }
@@ -220,16 +236,32 @@ impl PrefixTree {
             Some(record) if record.is_free() => beside,
             _ => self.first_free,
         };
+        self.place_at(node, parent)
+    }
+
+    /// The free record, or a new one for none, below `parent`.
+    #[inline]
+    pub(crate) fn place_at(&mut self, node: u32, parent: ParentId) -> NodeId {
+        debug_assert!(
+            !matches!(parent, ParentId::Node(above) if self.is_tail(above)),
+            "nothing follows a tail"
+        );
         let node = if node == NONE {
             self.nodes.push(Node::UNUSED);
             self.tokens.push();
-            self.slots.extend_by(usize::from(self.groups) - 1, PageId::NULL);
+            if self.groups > 1 {
+                self.slots.extend_by(usize::from(self.groups) - 1, PageId::NULL);
+            }
             NodeId(self.nodes.len() as u32 - 1)
         } else {
             self.unlink(NodeId(node));
             NodeId(node)
         };
         self.link(node, PackedParent::pack(parent));
+        let sibling = NodeId(self.node(node).next);
+        if sibling.0 != NONE && self.node(sibling).next == NONE && self.is_found_by_tokens(sibling) {
+            self.enter_forks(sibling);
+        }
         node
     }
 
@@ -237,9 +269,18 @@ impl PrefixTree {
     pub(crate) fn prune(&mut self, mut node: NodeId) {
         while !self.has_page(node) && self.is_leaf(node) && !self.anchors.contains_key(&node) {
             let record = *self.node(node);
-            self.table.remove(record.key, node.0);
-            self.extras.release(record.extra);
+            if record.extra.is_tail() {
+                self.tails -= 1;
+            } else {
+                self.table.remove(record.key, node.0);
+            }
+            self.extras.release(record.extra.id());
             self.unlink(node);
+            for sibling in [record.next, record.previous].map(NodeId) {
+                if sibling.0 != NONE && !self.has_siblings(sibling) && self.is_found_by_tokens(sibling) {
+                    self.leave_forks(sibling);
+                }
+            }
             self.link(node, PackedParent::FREE);
             match record.parent.unpack() {
                 ParentId::Root(_) => return,

@@ -3,6 +3,7 @@
 use crate::extra_keys::ExtraId;
 use crate::namespaces::NamespaceId;
 use crate::node::{NONE, NodeId, PackedParent, ParentId};
+use crate::partial::Partial;
 use crate::tree::PrefixTree;
 use block_pool::GroupId;
 use std::collections::HashMap;
@@ -29,7 +30,7 @@ fn fault<T>(node: NodeId, what: impl Into<String>) -> Result<T, TreeFault> {
 }
 
 impl PrefixTree {
-    /// Checks that parents, lists of children, anchors, the table and the interned keys agree. `anchors`
+    /// Checks that parents, lists of children, anchors, the table, what tokens lead to and the interned keys agree. `anchors`
     /// gives the number of anchors that sequences hold on a node, `holders` the number of sequences that
     /// hold a namespace.
     ///
@@ -42,6 +43,7 @@ impl PrefixTree {
     ) -> Result<(), TreeFault> {
         self.verify_nodes(anchors)?;
         self.verify_lists()?;
+        self.verify_forks()?;
         self.verify_namespaces(holders)?;
         self.verify_extra_keys()?;
         for group in (0..self.groups).map(GroupId) {
@@ -56,14 +58,20 @@ impl PrefixTree {
         }
         let count = self.iter().count();
         if self.len() != count {
-            return fault(NO_NODE, format!("the table holds {} nodes, the tree {count}", self.len()));
+            let (blocks, tails) = (self.table.len(), self.tails);
+            return fault(
+                NO_NODE,
+                format!("{blocks} blocks and {tails} tails are counted, not {count} nodes"),
+            );
         }
         Ok(())
     }
 
     fn verify_nodes(&self, anchors: &HashMap<NodeId, u32>) -> Result<(), TreeFault> {
         for node in self.iter() {
-            if !self.is_in_table(node) {
+            if self.is_tail(node) {
+                self.verify_tail(node)?;
+            } else if !self.is_in_table(node) {
                 return fault(node, "the table does not lead to it");
             }
             if !self.has_page(node) && self.is_leaf(node) && !self.anchors.contains_key(&node) {
@@ -78,6 +86,38 @@ impl PrefixTree {
             if counted > 0 && !self.is_in_table(node) {
                 return fault(node, "is anchored and not in the table");
             }
+        }
+        Ok(())
+    }
+
+    fn verify_tail(&self, node: NodeId) -> Result<(), TreeFault> {
+        let len = self.node(node).tail_len().unwrap_or_default();
+        if !(1..self.page_size).contains(&len) {
+            return fault(node, format!("is a tail of {len} tokens"));
+        }
+        if !self.is_leaf(node) {
+            return fault(node, "is a tail and has children");
+        }
+        if !self.is_found_by_tokens(node) {
+            return fault(node, "is a tail without a page of the first group");
+        }
+        Ok(())
+    }
+
+    /// Tokens lead to nodes with siblings and a page of the first group, and to no others.
+    fn verify_forks(&self) -> Result<(), TreeFault> {
+        let mut held = 0;
+        for node in self.iter().filter(|&node| self.has_siblings(node) && self.is_found_by_tokens(node)) {
+            held += 1;
+            let nearest =
+                self.longest_partial(self.parent(node), self.tokens(node), self.extra_keys(node), |_| true);
+            if nearest != Some(Partial { node, run: self.tokens(node).len() }) {
+                return fault(node, "is not what its tokens lead to");
+            }
+        }
+        let found = self.forks.iter().count();
+        if found != held {
+            return fault(NO_NODE, format!("tokens lead to {found} nodes, and should to {held}"));
         }
         Ok(())
     }
@@ -132,7 +172,7 @@ impl PrefixTree {
     fn verify_extra_keys(&self) -> Result<(), TreeFault> {
         let mut uses: HashMap<ExtraId, u32> = HashMap::new();
         for node in self.iter() {
-            *uses.entry(self.node(node).extra).or_default() += 1;
+            *uses.entry(self.node(node).extra.id()).or_default() += 1;
         }
         for extra in self.extras.live() {
             let (uses, counted) = (uses.get(&extra).copied().unwrap_or(0), self.extras.uses(extra));

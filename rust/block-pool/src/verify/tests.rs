@@ -158,3 +158,12 @@ fn a_duration_that_does_not_run_after_the_release_is_found() {
     });
     assert_eq!(fault, PageFault::new(CACHED, "the end of its retention is noted wrongly"));
 }
+
+#[test]
+fn a_wrong_number_of_pristine_pages_is_found() {
+    let fault = after(|pool| {
+        pool.add_pages(1);
+        pool.pages[4].refs = 1;
+    });
+    assert_eq!(fault, PageFault::new(PageId(4), "1 pages are pristine, 4 were used"));
+}

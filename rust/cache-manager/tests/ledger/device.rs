@@ -52,7 +52,7 @@ struct Forward {
     batch: Vec<Work>,
 }
 
-/// What a rejected draft leaves behind.
+/// What a rejected draft leaves behind, and another group's KV.
 const WRONG: u64 = 0x0BAD;
 
 pub(crate) struct Device {
@@ -60,6 +60,8 @@ pub(crate) struct Device {
     kinds: Vec<GroupKind>,
     /// Of each group.
     cells: Vec<Vec<u64>>,
+    /// Where groups share a slab: cells of each group in a huge page, and the group that wrote to each huge page last.
+    shared: Option<(Vec<usize>, Vec<usize>)>,
     /// Forwards launched and not run yet, one a step.
     stream: VecDeque<Forward>,
     /// Every forward up to this step has run: its fence is signalled.
@@ -69,9 +71,16 @@ pub(crate) struct Device {
 impl Device {
     pub(crate) fn new(config: &LedgerConfig) -> Device {
         let page_size = config.page_size as usize;
-        let cells = config.groups.iter().map(|group| vec![0; (group.pages as usize + 1) * page_size]);
         let kinds = config.groups.iter().map(|group| group.kind).collect();
-        Device { page_size, kinds, cells: cells.collect(), stream: VecDeque::new(), fence: Step(0) }
+        let pages = config.groups.iter().map(|group| group.pages as usize);
+        let (cells, shared) = match config.huge_pages.map(|huge| huge as usize + 1) {
+            None => (pages.map(|pages| vec![0; (pages + 1) * page_size]).collect(), None),
+            Some(huge) => {
+                let cells = pages.clone().map(|ratio| vec![0; huge * ratio * page_size]).collect();
+                (cells, Some((pages.map(|ratio| ratio * page_size).collect(), vec![0; huge])))
+            }
+        };
+        Device { page_size, kinds, cells, shared, stream: VecDeque::new(), fence: Step(0) }
     }
 
     pub(crate) fn widen_windows(&mut self) {
@@ -99,15 +108,15 @@ impl Device {
     pub(crate) fn run_one(&mut self) -> Result<(), String> {
         let Some(Forward { step, copies, batch }) = self.stream.pop_front() else { return Ok(()) };
         for PageCopy { group, source, destination } in copies {
-            let start = source.index() * self.page_size;
-            let cells = &mut self.cells[group.index()];
-            cells.copy_within(start..start + self.page_size, destination.index() * self.page_size);
+            let kv = self.page(group, source).to_vec();
+            let start = destination.index() * self.page_size;
+            (start..).zip(kv).for_each(|(cell, kv)| self.write(group.index(), cell, kv));
         }
         for work in &batch {
             let computed = &work.kv[work.kv.len() - work.computed..];
-            for (told, cells) in work.groups.iter().zip(&mut self.cells) {
-                told.guessed.iter().for_each(|&cell| cells[cell] = WRONG);
-                told.written.iter().zip(computed).for_each(|(&cell, &kv)| cells[cell] = kv);
+            for (group, told) in work.groups.iter().enumerate() {
+                told.guessed.iter().for_each(|&cell| self.write(group, cell, WRONG));
+                told.written.iter().zip(computed).for_each(|(&cell, &kv)| self.write(group, cell, kv));
             }
         }
         for work in &batch {
@@ -119,6 +128,19 @@ impl Device {
         }
         self.fence = step;
         Ok(())
+    }
+
+    /// Writes one token's KV. In a slab that groups share, it lies where other groups had theirs.
+    fn write(&mut self, group: usize, cell: usize, kv: u64) {
+        if let Some((in_huge, writers)) = &mut self.shared {
+            let huge = cell / in_huge[group];
+            if std::mem::replace(&mut writers[huge], group) != group {
+                for (other, &count) in in_huge.iter().enumerate().filter(|&(other, _)| other != group) {
+                    self.cells[other][huge * count..][..count].fill(WRONG);
+                }
+            }
+        }
+        self.cells[group][cell] = kv;
     }
 
     fn read(&self, work: &Work, group: GroupId) -> Result<(), String> {

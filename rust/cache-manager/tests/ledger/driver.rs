@@ -110,9 +110,10 @@ impl Driver {
         Driver::with(config, random, mover)
     }
 
-    /// One to four groups of any kind.
+    /// One to five groups of any kind, which may share a slab.
     pub(crate) fn with_groups(seed: u64, mover: Mover) -> Driver {
         let mut random = Random(seed);
+        let huge_pages = random.one_in(2).then(|| 4 + random.below(16) as u32);
         let groups = (0..=random.below(4)).map(|_| Group {
             kind: match random.below(4) {
                 0 => GroupKind::Full,
@@ -122,12 +123,13 @@ impl Driver {
                     sinks: random.below(2) as u32 * random.below(6) as u32,
                 },
             },
-            pages: 5 + random.below(20) as u32,
+            pages: if huge_pages.is_some() { 1 + random.below(5) } else { 5 + random.below(20) } as u32,
         });
         let groups = groups.collect();
         let config = LedgerConfig {
             page_size: 1 + random.below(4) as u32,
             groups,
+            huge_pages,
             on_duplicate: if random.one_in(2) { OnDuplicate::Private } else { OnDuplicate::Adopt },
             reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
             max_seq_len: Some(1000),
@@ -559,7 +561,7 @@ impl Driver {
         }
         self.ledger.verify().map_err(|fault| fault.to_string())?;
         let pools = self.ledger.pools();
-        let is_whole = |group| pools[group].available() == pools[group].total();
+        let is_whole = |group| pools.available(group) == pools[group].total();
         if pools.groups().all(is_whole) { Ok(()) } else { Err("pages are lost at the end".into()) }
     }
 

@@ -137,7 +137,7 @@ fn a_node_that_is_free_and_in_the_table_is_found() {
         scene.tree.resident[0] -= 1;
         scene.tree.extras = ExtraKeyStore::default();
     });
-    assert_eq!(found, fault(NO_NODE, "the table holds 2 nodes, the tree 1"));
+    assert_eq!(found, fault(NO_NODE, "2 blocks and 0 tails are counted, not 1 nodes"));
 }
 
 #[test]
@@ -183,4 +183,59 @@ fn a_wrong_number_of_blocks_on_the_device_is_found() {
 fn a_wrong_number_of_blocks_of_a_further_group_is_found() {
     let found = after(|scene| scene.tree.slots[1] = PageId(4));
     assert_eq!(found, fault(NO_NODE, "1 nodes have a page of GroupId(1), 0 are counted"));
+}
+
+/// [`after`], with a third node beside the second.
+fn after_with_siblings(damage: impl FnOnce(&mut Scene)) -> TreeFault {
+    after(|scene| {
+        scene.tree.insert(ParentId::Node(FIRST), 3, &[7], b"image");
+        scene.tree.set_page(NodeId(2), GroupId::FIRST, PageId(3));
+        scene.tree.verify(&scene.anchors, &scene.holders).unwrap();
+        damage(scene);
+    })
+}
+
+#[test]
+fn a_block_that_its_tokens_do_not_lead_to_is_found() {
+    let found = after_with_siblings(|scene| scene.tree.leave_forks(NodeId(2)));
+    assert_eq!(found, fault(NodeId(2), "is not what its tokens lead to"));
+}
+
+#[test]
+fn a_block_without_a_page_that_tokens_lead_to_is_found() {
+    let found = after_with_siblings(|scene| {
+        scene.tree.anchor(NodeId(2));
+        scene.anchors.insert(NodeId(2), 1);
+        scene.tree.clear_page(NodeId(2), GroupId::FIRST);
+        scene.tree.enter_forks(NodeId(2));
+    });
+    assert_eq!(found, fault(NO_NODE, "tokens lead to 2 nodes, and should to 1"));
+}
+
+/// What is wrong with a tail of two tokens, on pages of two groups, after the damage.
+fn after_with_tail(damage: impl FnOnce(&mut PrefixTree)) -> TreeFault {
+    let mut tree = PrefixTree::new(4, 0, 2);
+    let namespace = tree.acquire_namespace(&NamespaceKey::default());
+    tree.insert_tail(ParentId::Root(namespace), &[5, 6], &[], &[PageId(1), PageId(2)]);
+    let holders = HashMap::from([(namespace, 1)]);
+    tree.verify(&HashMap::new(), &holders).unwrap();
+    damage(&mut tree);
+    tree.verify(&HashMap::new(), &holders).unwrap_err()
+}
+
+#[test]
+fn a_tail_that_is_as_long_as_a_block_is_found() {
+    assert_eq!(after_with_tail(|tree| tree.nodes[0].key = 4), fault(FIRST, "is a tail of 4 tokens"));
+}
+
+#[test]
+fn a_tail_that_blocks_follow_is_found() {
+    let found = after_with_tail(|tree| tree.nodes[0].first_child = 0);
+    assert_eq!(found, fault(FIRST, "is a tail and has children"));
+}
+
+#[test]
+fn a_tail_that_is_not_on_the_device_in_the_first_group_is_found() {
+    let found = after_with_tail(|tree| tree.clear_page(FIRST, GroupId::FIRST));
+    assert_eq!(found, fault(FIRST, "is a tail without a page of the first group"));
 }

@@ -1,0 +1,255 @@
+//! How large a huge page is to be: the search for a size that the pages of all groups of a slab tile well.
+//!
+//! The least common multiple of the page sizes wastes nothing. Where it is too large, pages are padded: each at its
+//! own end, and to a whole number of its rows, so that all pages of a group lie at one distance from each other over
+//! the whole slab, no row is cut, and a kernel needs a page id and a stride. Nothing is left at the end of a huge page.
+
+use thiserror::Error;
+
+/// The pages of a group, before any padding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageShape {
+    /// Bytes of a page: a multiple of `row_bytes`.
+    pub page_bytes: u64,
+    /// Bytes that padding must not cut: of one token and head in one layer, say; 1 if there is no such thing.
+    pub row_bytes: u64,
+}
+
+/// What the search may choose.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct GeometryLimits {
+    /// Part of a padded page that padding may be, in every group: at least 0, below 1.
+    pub max_padding: f64,
+    /// Bytes of the largest huge page. With a budget it is half of that at most.
+    pub max_huge_bytes: u64,
+    /// Most pages of a group in a huge page.
+    pub max_ratio: u32,
+}
+
+impl Default for GeometryLimits {
+    /// Padding of 5 %, 128 MiB, 256 pages.
+    fn default() -> GeometryLimits {
+        GeometryLimits { max_padding: 0.05, max_huge_bytes: 128 << 20, max_ratio: 256 }
+    }
+}
+
+/// Page sizes or limits that cannot be worked with, or for which there is no huge page.
+#[derive(Clone, PartialEq, Debug, Error)]
+pub enum GeometryError {
+    /// No group.
+    #[error("a slab needs the page size of at least one group")]
+    NoGroups,
+    /// A page that is empty, or not whole rows.
+    #[error("group {group}: pages of {page_bytes} bytes must be one or more rows of {row_bytes} bytes")]
+    Page {
+        /// Place of the group among those given.
+        group: usize,
+        /// What was given.
+        page_bytes: u64,
+        /// What was given.
+        row_bytes: u64,
+    },
+    /// A padding that is none.
+    #[error("max_padding {0}: must be at least 0 and below 1")]
+    Padding(f64),
+    /// A ratio that leaves nothing to choose.
+    #[error("max_ratio 0: must be at least 1 page of a group in a huge page")]
+    Ratio,
+    /// No size within the limits.
+    #[error(
+        "no huge page of at most {limit} bytes holds pages of {page_bytes:?} bytes with padding of at most \
+         {max_padding}: allow larger huge pages{}, more padding or more pages in one, or give groups slabs of their \
+         own",
+        .exact.map_or(String::new(), |exact| format!(" ({exact} bytes would need none)"))
+    )]
+    TooCoarse {
+        /// Bytes of the largest huge page that was allowed.
+        limit: u64,
+        /// The pages.
+        page_bytes: Vec<u64>,
+        /// Padding that was allowed.
+        max_padding: f64,
+        /// Least common multiple of the page sizes, if it is a size at all.
+        exact: Option<u64>,
+    },
+}
+
+/// How the pages of a group tile a huge page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tiling {
+    /// Pages in a huge page.
+    pub ratio: u32,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Bytes from one page to the next: `ratio` of them are the huge page.
+    pub padded_bytes: u64,
+}
+
+impl Tiling {
+    /// Part of the memory that is padding, 0 to 1.
+    pub fn padding(&self) -> f64 {
+        fraction((self.padded_bytes - self.page_bytes).into(), self.padded_bytes)
+    }
+}
+
+/// A huge page and how each group tiles it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Bytes of a huge page.
+    pub huge_bytes: u64,
+    /// The groups, in the order in which they were given.
+    pub tilings: Vec<Tiling>,
+}
+
+/// A slab within a budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlabFit {
+    /// Usable huge pages.
+    pub huge_pages: u32,
+    /// Bytes of the null huge page.
+    pub null_bytes: u64,
+    /// Bytes of the budget that are less than a huge page.
+    pub unusable_bytes: u64,
+}
+
+impl Geometry {
+    /// The geometry that wastes least of `budget` bytes: the padding, averaged over the groups; what is left of the
+    /// budget; the null huge page; and one huge page a group, since a group keeps the rest of its last one from the
+    /// others. Without a budget, the one with the least padding, and of those the smallest. The least common multiple
+    /// of the page sizes is taken without a search if the limits allow it.
+    ///
+    /// # Errors
+    /// [`GeometryError`] for sizes and limits that make no sense, and when nothing is within the limits.
+    pub fn search(
+        pages: &[PageShape],
+        limits: &GeometryLimits,
+        budget: Option<u64>,
+    ) -> Result<Geometry, GeometryError> {
+        check(pages, limits)?;
+        let limit = limits.max_huge_bytes.min(budget.map_or(u64::MAX, |budget| budget / 2));
+        let exact = pages.iter().try_fold(1, |multiple, page| lcm(multiple, page.page_bytes));
+        let whole = |&huge: &u64| {
+            huge <= limit && pages.iter().all(|page| huge / page.page_bytes <= limits.max_ratio.into())
+        };
+        if let Some(huge) = exact.filter(whole) {
+            let ratios: Vec<u64> = pages.iter().map(|page| huge / page.page_bytes).collect();
+            return Ok(Geometry::of(pages, huge, &ratios));
+        }
+        let within = |geometry: &Geometry| {
+            geometry.huge_bytes <= limit && geometry.worst_padding() <= limits.max_padding
+        };
+        let anchors =
+            (0..pages.len()).flat_map(|anchor| (1..=limits.max_ratio).map(move |ratio| (anchor, ratio)));
+        let found = anchors.filter_map(|(anchor, ratio)| grow(pages, limits, limit, anchor, ratio.into()));
+        let cost = |geometry: &Geometry| {
+            let size = geometry.huge_bytes;
+            let waste = budget.map_or(0.0, |budget| {
+                let aside = u128::from(size) * (1 + pages.len() as u128) + u128::from(budget % size);
+                fraction(aside, budget)
+            });
+            (geometry.padding() + waste, size)
+        };
+        let order = |one: &Geometry, other: &Geometry| {
+            let (one, other) = (cost(one), cost(other));
+            one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))
+        };
+        found.filter(within).min_by(order).ok_or_else(|| GeometryError::TooCoarse {
+            limit,
+            page_bytes: pages.iter().map(|page| page.page_bytes).collect(),
+            max_padding: limits.max_padding,
+            exact,
+        })
+    }
+
+    fn of(pages: &[PageShape], huge_bytes: u64, ratios: &[u64]) -> Geometry {
+        let tiling = |(page, &ratio): (&PageShape, &u64)| Tiling {
+            ratio: ratio as u32,
+            page_bytes: page.page_bytes,
+            padded_bytes: huge_bytes / ratio,
+        };
+        Geometry { huge_bytes, tilings: pages.iter().zip(ratios).map(tiling).collect() }
+    }
+
+    /// Part of the memory that is padding, 0 to 1, when each group has as many huge pages.
+    pub fn padding(&self) -> f64 {
+        self.tilings.iter().map(Tiling::padding).sum::<f64>() / f64::from(self.tilings.len() as u32)
+    }
+
+    /// The same of the group that pads most.
+    pub fn worst_padding(&self) -> f64 {
+        self.tilings.iter().map(Tiling::padding).fold(0.0, f64::max)
+    }
+
+    /// The slab that `budget` bytes are enough for; as many huge pages as the ids of all groups can number.
+    pub fn fit(&self, budget: u64) -> SlabFit {
+        let most = self.tilings.iter().map(|tiling| (1 << 31) / u64::from(tiling.ratio)).min().unwrap_or(0);
+        let all = (budget / self.huge_bytes).min(most);
+        SlabFit {
+            huge_pages: all.saturating_sub(1) as u32,
+            null_bytes: if all > 0 { self.huge_bytes } else { 0 },
+            unusable_bytes: budget - all * self.huge_bytes,
+        }
+    }
+}
+
+fn check(pages: &[PageShape], limits: &GeometryLimits) -> Result<(), GeometryError> {
+    if pages.is_empty() {
+        return Err(GeometryError::NoGroups);
+    }
+    for (group, &PageShape { page_bytes, row_bytes }) in pages.iter().enumerate() {
+        if page_bytes == 0 || row_bytes == 0 || page_bytes % row_bytes != 0 {
+            return Err(GeometryError::Page { group, page_bytes, row_bytes });
+        }
+    }
+    if !(0.0..1.0).contains(&limits.max_padding) {
+        return Err(GeometryError::Padding(limits.max_padding));
+    }
+    if limits.max_ratio == 0 {
+        return Err(GeometryError::Ratio);
+    }
+    Ok(())
+}
+
+/// A geometry about as large as `ratio` pages of group `anchor`. One group after the other gets the ratio at which the
+/// size grows least beside what its own pages leave empty; a huge page of these ratios is a multiple of each ratio
+/// times the group's rows.
+fn grow(
+    pages: &[PageShape],
+    limits: &GeometryLimits,
+    limit: u64,
+    anchor: usize,
+    ratio: u64,
+) -> Option<Geometry> {
+    let mut ratios = vec![0; pages.len()];
+    ratios[anchor] = ratio;
+    let mut huge = ratio.checked_mul(pages[anchor].page_bytes)?;
+    let mut unit = ratio.checked_mul(pages[anchor].row_bytes)?;
+    for (group, page) in pages.iter().enumerate().filter(|&(group, _)| group != anchor) {
+        let most = (huge / page.page_bytes).clamp(1, limits.max_ratio.into());
+        let empty = |ratio: &u64| fraction(huge.saturating_sub(ratio * page.page_bytes).into(), huge);
+        let few_enough = (1..=most).rev().take_while(|ratio| empty(ratio) <= limits.max_padding);
+        let candidates = few_enough.filter_map(|ratio| {
+            let unit = lcm(unit, ratio.checked_mul(page.row_bytes)?)?;
+            let huge = huge.max(ratio.checked_mul(page.page_bytes)?).checked_next_multiple_of(unit)?;
+            let empty = huge - ratio * page.page_bytes;
+            (huge <= limit).then_some((huge, unit, ratio, empty))
+        });
+        let grown = |&(size, _, _, empty): &(u64, u64, u64, u64)| u128::from(size - huge) + u128::from(empty);
+        (huge, unit, ratios[group], _) = candidates.min_by_key(grown)?;
+    }
+    Some(Geometry::of(pages, huge, &ratios))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share of memory, to compare and to show")]
+fn fraction(part: u128, whole: u64) -> f64 {
+    part as f64 / whole as f64
+}
+
+/// Least common multiple, if it is a `u64`.
+fn lcm(one: u64, other: u64) -> Option<u64> {
+    let (mut a, mut b) = (one, other);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    (one / a).checked_mul(other)
+}

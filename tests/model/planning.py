@@ -1,0 +1,122 @@
+"""What an `alloc` will do for each request, and whether there is room for all of them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from model.copying import Copying
+from model.pool import Group, Pool
+from model.requests import NeverRoom, NoRoom, Plan, Request
+from model.windows import blocks_behind, needed_blocks
+
+
+class Planning(Copying):
+    """Plans, which change nothing."""
+
+    def __init__(
+        self,
+        page_size: int,
+        groups: Sequence[Group],
+        *,
+        caching: bool = True,
+        chunk: int | None = None,
+        reserve: str = "chunk",
+        **options: Any,
+    ) -> None:
+        super().__init__(page_size, groups, **options)
+        self.caching = caching
+        self.chunk = chunk
+        self.reserve = reserve
+
+    def fitting(self, plans: list[Plan]) -> list[Plan]:
+        """Says which pages are copied; raises if the plans have no room beside each other."""
+        leaving: Counter[tuple[int, int]] = Counter()
+        for plan in plans:
+            self._check_size(plan)
+            for group, (pool, row) in enumerate(zip(self.pools, plan.request.rows, strict=True)):
+                for page in row[plan.start // self.page_size :][:1]:
+                    if not plan.load and self.must_copy(pool, page, leaving[group, page]):
+                        plan.copied[group] = True
+                        leaving[group, page] += 1
+        lacking = [index for group in range(len(self.pools)) for index in self._lacking(plans, group)]
+        if lacking:
+            raise NoRoom(plans[min(lacking)].request.name)
+        return plans
+
+    def _check_size(self, plan: Plan) -> None:
+        """Raises when there will never be room, for the whole request, or in a window for the forward."""
+        request = plan.request
+        whole = self.blocks(len(request.tokens) + plan.placeholder + 2 * request.drafts)
+        written = range(plan.start // self.page_size, self.blocks(plan.reach))
+        for pool in self.pools:
+            at_once = needed_blocks(pool.kind, plan.start, self.page_size).union(written)
+            if (whole if pool.keeps_all else len(at_once)) > pool.pages:
+                raise NeverRoom(request.name)
+
+    def _lacking(self, plans: list[Plan], group: int) -> list[int]:
+        """The first plan that does not fit into a group, if all of them together do not.
+
+        Pages that a later request's hits give back may be what an earlier one lacked.
+        """
+        pool = self.pools[group]
+        room, hits, given_back = pool.free, set[int](), set[int]()
+        kept = {page for plan in plans for page in plan.hits[group].values()}
+        first = None
+        for index, plan in enumerate(plans):
+            hits |= {page for page in plan.hits[group].values() if page in pool.idle}
+            given_back |= {page for page in plan.given_back[group] if pool.is_unshared(page)} - kept
+            room -= plan.taken(group)
+            if first is None and room + len(given_back) < len(hits):
+                first = index
+        return [] if first is None or room + len(given_back) >= len(hits) else [first]
+
+    def plan(self, request: Request, bound: int | None, load: int) -> Plan:
+        """For a forward of at most `bound` tokens, or for so many blocks to load."""
+        position, offered = request.position, request.offered
+        found = missed = 0
+        if self.caching and self.reads(request):
+            found = self.match(request.namespace, request.known, request)
+            if not request.admitted:
+                missed = (len(request.known) - 1) // self.page_size - found
+        end = found if found * self.page_size > position else 0
+        start = max(position, end * self.page_size)
+        first_load = max(offered, found, start // self.page_size)
+        placeholder = start == len(request.tokens)
+        rest = len(request.tokens) + placeholder - start
+        active = min(rest, bound or rest, self.chunk or rest)
+        drafts = request.drafts if start >= request.context and active == rest else 0
+        # All drafts that are out may be right; then this step has its own, and the drafter adds as many.
+        room = 2 * request.drafts and sum(step.drafts for step in request.live) + 2 * request.drafts
+        plan = Plan(request, end, start, active, drafts, placeholder, missed, load, first_load)
+        plan.reach = start + active + room
+        for pool, row in zip(self.pools, request.rows, strict=True):
+            held = max(len(row), end)
+            prompt = request.context if self.reserve == "prompt" and pool.keeps_all else 0
+            wanted = self.blocks(max(plan.reach, prompt))
+            if load:
+                held = max(held, first_load + load)
+                wanted = self.blocks(len(request.tokens) + 2 * request.drafts)
+            plan.fresh.append(load + max(0, wanted - held))
+            plan.hits.append(self._hits(request, pool, end))
+            plan.given_back.append(self._given_back(request, row, pool, end))
+            plan.copied.append(False)
+        return plan
+
+    def _hits(self, request: Request, pool: Pool, end: int) -> dict[int, int]:
+        """The blocks behind those offered that the group needs to go on from block `end`."""
+        needed = needed_blocks(pool.kind, end * self.page_size, self.page_size)
+        blocks = (block for block in range(request.offered, end) if block in needed)
+        return {block: pool.tree[request.content(block, self.page_size)] for block in blocks}
+
+    def _given_back(self, request: Request, row: Sequence[int], pool: Pool, end: int) -> list[int]:
+        """Pages whose place the hits take, the last first; then those that are out of the window there."""
+        behind = blocks_behind(pool.kind, end * self.page_size, self.page_size)
+        blocks = [
+            *reversed(range(request.offered, min(end, len(row)))),
+            *sorted(behind & set(range(request.offered))),
+        ]
+        return [row[block] for block in blocks if row[block]]
+
+    def blocks(self, tokens: int) -> int:
+        """That hold so many tokens."""
+        return -(-tokens // self.page_size)

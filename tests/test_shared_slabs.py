@@ -1,0 +1,184 @@
+"""Groups of layers that share one slab of memory (PAGE-1 to PAGE-5), through the manager."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagekeeper as pk
+from model.engine import claimed, compute
+
+WINDOW = pk.SlidingWindow(1024)
+
+
+def layers(count: int, **options: Any) -> pk.MHAKVCacheParams:
+    shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 8, "head_dim": 128, "page_size": 128}
+    return pk.MHAKVCacheParams(num_layers=count, **(shape | options))
+
+
+def tiny(**groups: dict[str, Any]) -> pk.MultiKVCacheParams:
+    """Groups of one head of four values, pages of 4 tokens: 128 bytes."""
+    shape: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 4, "page_size": 4}
+    return pk.MultiKVCacheParams({name: layers(1, **(shape | group)) for name, group in groups.items()})
+
+
+def manager(params: pk.MultiKVCacheParams, budget: int, **options: Any) -> pk.PagedKVCacheManager:
+    chosen: dict[str, Any] = {"max_batch_size": 4, "allocate_pools": False} | options
+    return pk.PagedKVCacheManager(params, available_bytes=budget, **chosen)
+
+
+# How much fits
+
+
+def test_a_long_request_takes_what_the_windows_do_not_need() -> None:
+    # 10 full and 50 sliding layers: pages of 10 MiB and 50 MiB, in huge pages of 50 MiB. 16 GiB have 327, one
+    # of them null. In chunks of a page the window of 1,024 tokens holds 8 pages and that of the chunk; the
+    # other 317 huge pages hold 1,585 full pages of 128 tokens.
+    params = pk.MultiKVCacheParams({"full": layers(10), "sliding": layers(50, kind=WINDOW)})
+    assert [group.bytes_per_page for group in params.values()] == [10 << 20, 50 << 20]
+    kv = manager(params, 16 << 30, max_seq_len=210_000)
+    assert kv.block_count() == pk.BlockCount(free=326, total=326)
+    ctx = claimed(kv, [1] * (1585 * 128 + 1))
+    with pytest.raises(
+        pk.RequestTooLargeError, match=r"202881 tokens need 327 pages, a request may hold 326"
+    ):
+        kv.alloc(ctx, num_tokens=128)
+    ctx.truncate(202_880)
+    for _ in range(1585):
+        kv.alloc(ctx, num_tokens=128)
+        kv.step(ctx, counts=0)
+    assert (ctx.processed_length, kv.block_count().free) == (202_880, 1)
+
+
+def test_pages_that_have_no_small_multiple_are_padded() -> None:
+    # 61 latents of 576 bfloat16, and a draft layer of 64 heads: 8,994,816 and 4,194,304 bytes.
+    latents = pk.MLAKVCacheParams(
+        dtype="bfloat16", kv_lora_rank=512, qk_rope_head_dim=64, num_layers=61, page_size=128
+    )
+    draft = layers(1, dtype="bfloat16", n_kv_heads=64)
+    assert [latents.bytes_per_page, draft.bytes_per_page] == [8_994_816, 4_194_304]
+    memory = manager(pk.MultiKVCacheParams({"latents": latents, "draft": draft}), 120 << 30)._memory
+    assert memory.huge_bytes < 256 << 20
+    for ratio, stride, page in zip(memory.pages, memory.strides, [8_994_816, 4_194_304], strict=True):
+        assert ratio * stride == memory.huge_bytes
+        assert 0 <= 1 - page / stride < 0.05
+
+
+# Which group has what
+
+
+def test_a_huge_page_that_nobody_uses_goes_to_whichever_group_wants_it() -> None:
+    # Pages of 128 and 256 bytes in huge pages of 256: four, and the null one.
+    kv = manager(tiny(full={}, wide={"head_dim": 8}), 5 * 256)
+    assert [kv.block_count(group=name).total for name in ("full", "wide")] == [8, 4]
+    large = claimed(kv, range(10))  # three pages of each: two huge pages and three
+    with pytest.raises(pk.RequestTooLargeError):
+        kv.alloc(large)
+    small = claimed(kv, range(4))
+    kv.alloc(small)
+    assert kv.block_count() == pk.BlockCount(free=2, total=4)
+    assert kv.block_count(group="full") == pk.BlockCount(free=5, total=8)  # one beside its own, four in two
+    assert kv.block_count(group="wide") == pk.BlockCount(free=2, total=4)
+    kv.verify()
+    kv.release(small)
+    assert kv.block_count() == pk.BlockCount(free=4, total=4)
+
+
+def test_what_is_cached_in_a_huge_page_goes_when_another_group_takes_it() -> None:
+    kv = manager(tiny(full={}, wide={"head_dim": 8, "kind": pk.SlidingWindow(4)}), 6 * 256)
+    first = claimed(kv, range(8))
+    compute(kv, first)
+    kv.release(first)
+    again = claimed(kv, range(9))
+    kv.alloc(again)
+    assert again.cached_prefix_length == 8
+    kv.release(again)
+    for number in range(1, 6):  # others take all of the slab
+        other = claimed(kv, range(100 * number, 100 * number + 8))
+        compute(kv, other)
+        kv.release(other)
+    last = claimed(kv, range(9))
+    kv.alloc(last)
+    assert last.cached_prefix_length == 0
+    kv.verify()
+
+
+# Bytes
+
+
+def test_pools_of_groups_that_share_a_slab_lie_over_each_other() -> None:
+    kv = manager(tiny(full={}, wide={"head_dim": 8}), 5 * 256, allocate_pools=True)
+    full, wide = (kv.get_buffers(0, group=name) for name in ("full", "wide"))
+    assert (full.shape, wide.shape) == ((10, 2, 4, 1, 4), (5, 2, 4, 1, 8))
+    wide[3] = 7.0
+    assert (full[6:8] == 7.0).all()
+    assert (full[:6] == 0.0).all()
+
+
+def test_a_page_that_another_group_left_is_zeroed_before_it_is_read() -> None:
+    kv = manager(tiny(full={}, wide={"head_dim": 8}), 5 * 256, allocate_pools=True)
+    seen = 0
+    for number in range(6):
+        ctx = claimed(kv, range(100 * number, 100 * number + 3 + 3 * (number % 2)), no_store=True)
+        kv.alloc(ctx)
+        kv.runtime_inputs([[ctx]])
+        for name in ("full", "wide"):
+            pages, buffer = kv.get_cache_indices(ctx, group=name)[0], kv.get_buffers(0, group=name)
+            for values in buffer[pages]:
+                own = values == np.inf if name == "full" else values.isnan()
+                assert own.all() or (values == 0).all()
+                seen += int((values == 0).all())
+            buffer[pages] = np.inf if name == "full" else np.nan
+        kv.step(ctx, counts=0)
+        kv.release(ctx)
+    assert seen > 3
+
+
+def test_an_engine_is_told_which_pages_to_zero() -> None:
+    # Three huge pages. The second request has one wide and two full pages less, so huge pages change hands.
+    kv = manager(tiny(full={}, wide={"head_dim": 8, "kind": pk.SlidingWindow(4)}), 4 * 256)
+    told: dict[str, list[int]] = {"full": [], "wide": []}
+    for length in (4, 7, 4, 7):
+        ctx = claimed(kv, range(length), no_read=True, no_store=True)
+        kv.alloc(ctx)
+        inputs = kv.runtime_inputs([[ctx]])
+        for name, fills in told.items():
+            assert inputs[name].page_fills.dtype == np.int32
+            fills += inputs[name].page_fills.tolist()
+            assert set(inputs[name].page_fills) <= set(kv.get_cache_indices(ctx, group=name)[0])
+        kv.step(ctx, counts=0)
+        kv.release(ctx)
+        assert kv.take_page_fills("full").tolist() == []
+    assert told["full"] or told["wide"] or kv.metrics()["evictions"] == 0
+
+
+# What is given
+
+
+@pytest.mark.parametrize(
+    ("layout", "given", "message"),
+    [
+        ("auto", {"total_num_pages": 8}, "must be a mapping of 'a', 'b' to pages"),
+        ("auto", {"total_num_pages": {"a": 8}}, "names 'a', must name each of 'a', 'b'"),
+        ("auto", {}, "give total_num_pages or available_bytes, one of them"),
+        ("auto", {"available_bytes": 200}, "huge page"),
+        ("jenga", {"total_num_pages": {"a": 8, "b": 8}}, "must be None, with layout='jenga'"),
+        ("paged", {"available_bytes": 10_000}, "must be None, with layout='paged'"),
+    ],
+)
+def test_memory_that_is_not_stated_as_it_must_be_is_refused(layout: Any, given: Any, message: str) -> None:
+    shape: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 4, "page_size": 4}
+    params = pk.MultiKVCacheParams({"a": layers(1, **shape), "b": layers(1, **shape)}, layout=layout)
+    with pytest.raises(ValueError, match=message):
+        pk.PagedKVCacheManager(params, max_batch_size=1, allocate_pools=False, **given)
+
+
+def test_groups_with_pages_by_name_have_memory_of_their_own() -> None:
+    kv = pk.PagedKVCacheManager(
+        tiny(full={}, wide={"head_dim": 8}),
+        total_num_pages={"full": 6, "wide": 3},
+        max_batch_size=1,
+        allocate_pools=False,
+    )
+    assert [kv.block_count(group=name).total for name in ("full", "wide")] == [6, 3]
+    assert kv.block_count() == pk.BlockCount(free=3, total=3)
