@@ -437,3 +437,20 @@ def test_asking_for_hashes_again_changes_nothing() -> None:
     before = kv.fingerprint()
     assert kv.commit_and_get_block_hashes(ctx) == first
     assert kv.fingerprint() == before
+
+
+def test_all_groups_of_a_cache_have_the_same_hashes() -> None:
+    shape: dict[str, Any] = dict(dtype="float32", n_kv_heads=1, head_dim=1, num_layers=1, page_size=4)
+    full = pk.MHAKVCacheParams(**shape)
+    sliding = pk.MHAKVCacheParams(**shape, kind=pk.SlidingWindow(4))
+    kv = pk.PagedKVCacheManager(
+        pk.MultiKVCacheParams({"full": full, "sliding": sliding}),
+        total_num_pages={"full": 8, "sliding": 8},
+        max_batch_size=1,
+        allocate_pools=False,
+    )
+    ctx = prefilled(kv, PROMPT[:10])
+    hashes = [kv.commit_and_get_block_hashes(ctx, group) for group in (None, "full", "sliding")]
+    assert hashes == [pk.hash_blocks(PROMPT[:10], 4)] * 3
+    with pytest.raises(ValueError, match=r"^group='none': must be one of 'full', 'sliding'"):
+        kv.commit_and_get_block_hashes(ctx, "none")

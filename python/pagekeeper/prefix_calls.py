@@ -141,7 +141,7 @@ class PrefixCalls:
 
         Args:
             ctx: the request.
-            group: the group of layers, where there are several; all have the same hashes.
+            group: a group of layers, where there are several; all have the same hashes.
 
         Returns:
             8 bytes a block, or 32 for "sha256".
@@ -149,7 +149,8 @@ class PrefixCalls:
         Raises:
             ValueError: the request is not claimed, or there is no such group.
         """
-        self._groups.index(group)
+        if group is not None:
+            self._groups.index(group)
         hashes = self._core.commit(ctx)
         if self._tiers is not None:
             self._tiers.offload()
