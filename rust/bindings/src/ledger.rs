@@ -181,8 +181,8 @@ impl Ledger {
             return Err(PyValueError::new_err(format!("{} groups: must be 1 to 255", groups.len())));
         }
         let groups: Vec<Group> = groups
-            .iter()
-            .map(|(kind, tokens, sinks, pages)| group_from(kind, *tokens, *sinks, *pages))
+            .into_iter()
+            .map(|(kind, tokens, sinks, pages)| group_from(&kind, tokens, sinks, pages))
             .collect::<PyResult<_>>()?;
         if max_seq_len.is_none() && groups.iter().all(|group| group.kind.forgets()) {
             return Err(PyValueError::new_err(

@@ -111,6 +111,7 @@ impl Ledger {
     }
 
     /// Writes the block table, sequence lengths, slot mapping and query offsets of a batch.
+    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn write_vllm(
         &self,
         batch: &Bound<'_, PyAny>,

@@ -304,8 +304,8 @@ impl Ledger {
         let limit = self.config.max_blocks_per_request(sequence.drafts);
         let most = len + sequence.draft_room([].iter());
         if u64::from(most) > u64::from(limit) * u64::from(page_size) {
-            let lead = self.config.lead();
-            let room = self.room(lead, most.div_ceil(page_size), self.pools.available(lead));
+            let group = self.config.lead();
+            let room = self.room(group, most.div_ceil(page_size), self.pools.available(group));
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
         let mut pages = SmallVec::new();
@@ -349,15 +349,12 @@ impl Ledger {
             return Ok(());
         }
         let short = |&group: &GroupId| pages[group.index()] > capacity.available(group);
-        let (room, limit) = match self.config.group_ids().find(short) {
-            Some(group) => {
-                let free = self.pools.available(group);
-                (self.room(group, pages[group.index()], free), capacity.available(group))
-            }
-            None => {
-                let room = self.huge_room(pages);
-                (room, room.total)
-            }
+        let (room, limit) = if let Some(group) = self.config.group_ids().find(short) {
+            let free = self.pools.available(group);
+            (self.room(group, pages[group.index()], free), capacity.available(group))
+        } else {
+            let room = self.huge_room(pages);
+            (room, room.total)
         };
         Err(LedgerError::RequestTooLarge { slot, tokens: tokens.into(), limit, room })
     }

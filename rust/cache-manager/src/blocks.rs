@@ -93,7 +93,10 @@ impl Prefix<'_> {
             reader,
             found,
             |parent, keys, tokens, found| tree.trace(parent, keys, tokens, found),
-            |node, found| Some(found.push(node)),
+            |node, found| {
+                found.push(node);
+                Some(())
+            },
         )
     }
 

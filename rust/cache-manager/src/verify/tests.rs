@@ -261,7 +261,11 @@ fn two_requests_that_write_to_one_page_are_found() {
 #[test]
 fn a_planned_copy_that_does_not_pin_is_found() {
     let found = after(|ledger| {
-        ledger.page_copies.push(PageCopy { group: GroupId::FIRST, source: PageId(2), destination: PageId(3) })
+        ledger.page_copies.push(PageCopy {
+            group: GroupId::FIRST,
+            source: PageId(2),
+            destination: PageId(3),
+        });
     });
     assert_eq!(found, page(2, "counts 0 pins, copies hold 1"));
 }
