@@ -182,3 +182,37 @@ def test_groups_with_pages_by_name_have_memory_of_their_own() -> None:
     )
     assert [kv.block_count(group=name).total for name in ("full", "wide")] == [6, 3]
     assert kv.block_count() == pk.BlockCount(free=3, total=3)
+
+
+# Tables that say where pages lie in memory
+
+
+def entries_of_a_page(kv: pk.PagedKVCacheManager, group: str) -> int:
+    """How far one page is from the next, by what the table says of a request's only page."""
+    ctx = claimed(kv, range(4))
+    kv.alloc(ctx)
+    out = np.zeros((1, 1, 2, 1), np.int32)
+    assert kv.copy_block_offsets(out, 0, ctx, group) == 1
+    ((keys,), (values,)), ((page,),) = out[0, 0].tolist(), kv.get_cache_indices(ctx, group)
+    assert (values, keys % page) == (keys + 1, 0)
+    return int(keys // page)
+
+
+def test_block_offsets_count_the_padding_between_pages() -> None:
+    # A layer has 64 bytes of keys and 64 of values in a page. Pages of 257 x 128 bytes lie as far apart as
+    # those of 263 x 128: the first size that both divide has more pages than a huge page may have.
+    params = pk.MultiKVCacheParams(
+        {
+            name: layers(count, n_kv_heads=1, head_dim=4, page_size=4)
+            for name, count in (("small", 257), ("large", 263))
+        }
+    )
+    for group in params:
+        assert entries_of_a_page(manager(params, 1 << 20), group) == 2 * 263
+
+
+def test_block_offsets_of_pages_that_no_offset_leads_to_are_refused() -> None:
+    params = tiny(small={"n_kv_heads": 257}, large={"n_kv_heads": 263})
+    assert entries_of_a_page(manager(params, 1 << 20), "large") == 2
+    with pytest.raises(ValueError, match=r"pages are 33664 bytes apart .*, no multiple of the 16448 bytes"):
+        entries_of_a_page(manager(params, 1 << 20), "small")

@@ -8,6 +8,7 @@ from pagekeeper._native import Ledger
 from pagekeeper.calls import Batch, Request, text
 from pagekeeper.groups import Groups
 from pagekeeper.pools import Layout, Pool
+from pagekeeper.slabs import GroupMemory
 from pagekeeper.tables import write_block_offsets
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class PageCalls:
     """The part of `PagedKVCacheManager` that is about pages beside `runtime_inputs`."""
 
     _groups: Groups
+    _memory: GroupMemory
     _core: Ledger
     _pools: tuple[Pool, ...]
 
@@ -71,6 +73,7 @@ class PageCalls:
 
         The entry of a page is `page * layers * 2 + field` (0 keys, 1 values), as in block-first pools; the
         kernels add the layer. Pages that hold no values (`MLAKVCacheParams`) have one field, `page * layers`.
+        Where groups share memory, pages are as far apart as it has them, padding included.
         Cells without a page are all ones.
 
         Args:
@@ -84,10 +87,12 @@ class PageCalls:
 
         Raises:
             ValueError: a page size that is 1 or no power of two, layers that differ, a table that is too
-                small, or an entry over 2**31 - 1.
+                small, an entry over 2**31 - 1, or pages whose padding is no multiple of a layer's field.
         """
         index = self._groups.index(group)
-        return write_block_offsets(out, slot, self._core.pages_of(ctx, index), self._groups.params[index])
+        strides, pages = self._memory.strides, self._core.pages_of(ctx, index)
+        stride = strides[index] if strides else None
+        return write_block_offsets(out, slot, pages, self._groups.params[index], stride)
 
     def get_buffers(
         self, layer: int, layout: Layout = "NHD", name: str = "kv", group: str | None = None

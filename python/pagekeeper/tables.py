@@ -330,11 +330,16 @@ def table_columns(pages: int) -> int:
 
 
 def write_block_offsets(
-    out: NDArray[np.int32], row: int, pages: NDArray[np.int32], params: KVCacheParams
+    out: NDArray[np.int32],
+    row: int,
+    pages: NDArray[np.int32],
+    params: KVCacheParams,
+    stride: int | None = None,
 ) -> int:
     """Writes a row of a TensorRT-LLM table; see `PagedKVCacheManager.copy_block_offsets`.
 
-    Bit 31 of an entry is the format's mark of host memory, so entries end at 2**31 - 1.
+    Bit 31 of an entry is the format's mark of host memory, so entries end at 2**31 - 1. In memory that groups
+    share `stride` is the bytes from page to page.
     """
     size = params.page_size
     if size < 2 or size & (size - 1):
@@ -350,7 +355,16 @@ def write_block_offsets(
     if len(pools) > 1:
         raise ValueError(f"layers differ and are in {len(pools)} pools: the table is for one")
     fields = 2 if isinstance(params, MHAKVCacheParams) else 1
-    entries = pages.astype(np.int64) * (params.num_layers * fields) + np.arange(fields)[:, None]
+    apart = params.num_layers * fields
+    if stride is not None:
+        block = pools[0].nbytes // apart
+        apart, rest = divmod(stride, block)
+        if rest:
+            raise ValueError(
+                f"pages are {stride} bytes apart in the memory that groups share, no multiple of the {block} "
+                "bytes of a layer's keys in a page: the table cannot say that; give total_num_pages"
+            )
+    entries = pages.astype(np.int64) * apart + np.arange(fields)[:, None]
     if entries.size and entries.max() >= 2**31:
         raise ValueError(
             f"page {pages.max()} of {params.num_layers} layers: its entry {entries.max()} is over "

@@ -108,13 +108,19 @@ class Session:
         self.trace = [f"page_size={self.page_size} {behaviour} {options} {self.groups}"]
         params: Any = {group.name: group.params(self.page_size, **behaviour) for group in self.groups}
         pages: Any = {group.name: group.pages for group in self.groups}
+        memory = {"total_num_pages": pages.get(None, pages)}
+        if groups > 1 and choose([True, False]):
+            # Of one slab, a huge page of which may be as large as several pages of a group.
+            memory = {"available_bytes": sum(pages[name] * params[name].bytes_per_page for name in names)}
+        self.trace.append(str(memory))
         self.kv = pk.PagedKVCacheManager(
             params[None] if None in params else MultiKVCacheParams(params),
-            total_num_pages=pages.get(None, pages),
             max_batch_size=MAX_BATCH,
             max_seq_len=LONGEST,
+            **memory,
             **options,
         )
+        self.empty = self.room()
         for group in self.groups:
             self.kv.get_buffers(LAYER, group=group.name).fill_(torch.nan)
         self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(LONGEST * 2 // 3)] for _ in range(3)]
@@ -150,8 +156,7 @@ class Session:
             self.kv.verify()
         self.kv.release([one.ctx for one in self.live])
         self.kv.verify()
-        for group in self.groups:
-            assert self.kv.block_count(group=group.name).free == group.pages
+        assert self.room() == self.empty
         self.counts.update(self.kv.metrics())
         return self.counts
 
@@ -334,6 +339,11 @@ class Session:
 
     def row(self, one: Live, group: Layers) -> list[int]:
         return self.kv.get_cache_indices(one.ctx, group.name)[0]
+
+    def room(self) -> list[pk.BlockCount]:
+        """Of each group, and of all."""
+        names = [group.name for group in self.groups]
+        return [self.kv.block_count(group=name) for name in (*names, None)]
 
     def held(self) -> int:
         """Blocks of all requests that have pages, in all groups."""
