@@ -27,8 +27,6 @@ struct Plan {
     placeholder: bool,
     /// Drafts that it verifies behind them.
     drafts: u32,
-    /// Pages to take in each group.
-    pages: SmallVec<[NewPages; 1]>,
     /// Blocks to load before a forward can be planned, and the first of them.
     load: u32,
     first_load: u32,
@@ -53,8 +51,17 @@ impl NewPages {
 #[derive(Default)]
 pub(crate) struct Scratch {
     plans: Vec<Plan>,
+    /// Pages to take for each plan, in each group.
+    pages: Vec<NewPages>,
     found: Found,
     leaving: Leaving,
+}
+
+impl Scratch {
+    /// Each plan, with the pages that it takes in each of so many groups.
+    fn plans(&self, groups: usize) -> impl Iterator<Item = (&Plan, &[NewPages])> {
+        self.plans.iter().zip(self.pages.chunks_exact(groups))
+    }
 }
 
 impl Ledger {
@@ -165,12 +172,14 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
+        scratch.pages.clear();
         scratch.found.clear(&self.config);
         scratch.leaving.clear();
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
-            let mut plan = self.plan_one(index, slot, bound, loads, scratch)?;
-            for (group, pages) in self.config.group_ids().zip(&mut plan.pages) {
+            let planned = scratch.pages.len();
+            let plan = self.plan_one(index, slot, bound, loads, scratch)?;
+            for (group, pages) in self.config.group_ids().zip(&mut scratch.pages[planned..]) {
                 if pages.copies {
                     let sequence = self.sequence(slot)?;
                     pages.copies = self.must_copy(sequence, group, plan.start, &mut scratch.leaving);
@@ -192,8 +201,12 @@ impl Ledger {
 
     /// Pages of each group that the planned batch takes.
     fn demand(&self, scratch: &Scratch) -> SmallVec<[u32; 1]> {
-        let taken = |group: GroupId| scratch.plans.iter().map(move |plan| plan.pages[group.index()].count());
-        self.config.group_ids().map(|group| taken(group).sum()).collect()
+        let groups = self.config.groups.len();
+        let mut demand = smallvec![0; groups];
+        for pages in scratch.pages.chunks_exact(groups) {
+            demand.iter_mut().zip(pages).for_each(|(demand, pages)| *demand += pages.count());
+        }
+        demand
     }
 
     /// Whether the planned batch fits, to the page.
@@ -210,7 +223,7 @@ impl Ledger {
         }
         let mut demand: SmallVec<[u32; 1]> = smallvec![0; self.config.groups.len()];
         let mut lacking = None;
-        for plan in &scratch.plans {
+        for (plan, taken) in scratch.plans(self.config.groups.len()) {
             let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
             for group in self.config.group_ids() {
                 for &page in scratch.found.pages(&plan.hit, group) {
@@ -226,7 +239,7 @@ impl Ledger {
                 }
             }
             let before = demand.clone();
-            for (demand, pages) in demand.iter_mut().zip(&plan.pages) {
+            for (demand, pages) in demand.iter_mut().zip(taken) {
                 *demand += pages.count();
             }
             if lacking.is_none() && !room.can_satisfy(&demand) {
@@ -234,7 +247,7 @@ impl Ledger {
                 let no_room = match self.config.group_ids().find(short) {
                     Some(group) => {
                         let free = room.available(group).saturating_sub(before[group.index()]);
-                        self.room(group, plan.pages[group.index()].count(), free)
+                        self.room(group, taken[group.index()].count(), free)
                     }
                     None => self.huge_room(&demand),
                 };
@@ -308,12 +321,12 @@ impl Ledger {
             let room = self.room(group, most.div_ceil(page_size), self.pools.available(group));
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
-        let mut pages = SmallVec::new();
+        let plain = self.config.is_plain() || sequence.dummy;
         let mut at_most: SmallVec<[u32; 1]> = SmallVec::new();
-        for group in self.config.group_ids() {
-            let held = (sequence.row(group).pages.len() as u32).max(hit_end);
+        for (row, group) in sequence.rows.iter().zip(&self.config.groups) {
+            let (held, kind) = ((row.pages.len() as u32).max(hit_end), group.kind);
             let covered = match self.config.reserve {
-                Reserve::Prompt if !self.config.kind(group).forgets() => reserved.max(sequence.prompt_end),
+                Reserve::Prompt if !kind.forgets() => reserved.max(sequence.prompt_end),
                 Reserve::Prompt | Reserve::Chunk => reserved,
             };
             let new = if sequence.dummy {
@@ -325,21 +338,19 @@ impl Ledger {
             } else {
                 covered.div_ceil(page_size) - held
             };
-            // Now, and when the last token is computed.
-            let kind = self.config.kind(group);
-            let now = kind.held(start, covered, page_size);
-            at_most.push(if kind.forgets() {
-                now.max(kind.held(most - 1, most, page_size))
-            } else {
-                most.div_ceil(page_size)
-            });
-            pages.push(NewPages { new, copies: sequence.exposed && load == 0 });
+            if !plain {
+                // Now, and when the last token is computed.
+                let (now, last) =
+                    (kind.held(start, covered, page_size), kind.held(most - 1, most, page_size));
+                at_most.push(if kind.forgets() { now.max(last) } else { last });
+            }
+            scratch.pages.push(NewPages { new, copies: sequence.exposed && load == 0 });
         }
         let drafts = sequence.drafts_of(start, end, len);
-        if !self.config.is_plain() && !sequence.dummy {
+        if !plain {
             self.check_capacity(slot, most, &at_most)?;
         }
-        Ok(Plan { slot, hit, missed, start, end, placeholder, drafts, pages, load, first_load })
+        Ok(Plan { slot, hit, missed, start, end, placeholder, drafts, load, first_load })
     }
 
     /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.
@@ -388,17 +399,19 @@ impl Ledger {
         for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
             self.take_hit(plan.slot, plan.start, &plan.hit, &scratch.found);
         }
-        self.left = self.demand(scratch);
+        if self.config.huge_pages.is_some() {
+            self.left = self.demand(scratch);
+        }
         let mut taken = 0;
-        for plan in &scratch.plans {
-            taken += plan.pages.iter().map(|pages| pages.count()).sum::<u32>();
+        for (plan, pages) in scratch.plans(self.config.groups.len()) {
+            taken += pages.iter().map(|pages| pages.count()).sum::<u32>();
             if plan.load > 0 {
                 self.admit(plan);
-                let rest = plan.pages[0].new - plan.load;
+                let rest = pages[0].new - plan.load;
                 jobs.extend(self.begin_load(plan.slot, plan.first_load, plan.load, rest));
                 continue;
             }
-            for (group, pages) in self.config.group_ids().zip(&plan.pages) {
+            for (group, pages) in self.config.group_ids().zip(pages) {
                 if pages.copies {
                     self.take(group, 1);
                     self.copy_on_write(plan.slot, group, (plan.start / self.config.page_size) as usize);

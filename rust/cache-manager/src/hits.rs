@@ -19,6 +19,8 @@ pub(crate) struct Found {
     first: Hits,
     /// The same pages of the other groups.
     others: Vec<Vec<PageId>>,
+    /// Where the pages of each hit are: a range for each group.
+    ranges: Vec<Range<usize>>,
     /// Hashes that belonged to another block.
     pub(crate) collisions: u64,
 }
@@ -28,8 +30,8 @@ pub(crate) struct Found {
 pub(crate) struct Hit {
     /// The blocks; they follow the request's own published blocks.
     pub(crate) nodes: Range<usize>,
-    /// The pages in each group.
-    pages: SmallVec<[Range<usize>; 1]>,
+    /// The first of its ranges in [`Found::ranges`].
+    ranges: usize,
 }
 
 impl Hit {
@@ -49,6 +51,7 @@ impl Found {
         self.first.truncate(0);
         self.others.resize(config.groups.len() - 1, Vec::new());
         self.others.iter_mut().for_each(Vec::clear);
+        self.ranges.clear();
         self.collisions = 0;
     }
 
@@ -58,10 +61,7 @@ impl Found {
 
     /// The pages that a hit needs in a group, in the order of their blocks.
     pub(crate) fn pages(&self, hit: &Hit, group: GroupId) -> &[PageId] {
-        match hit.pages.get(group.index()) {
-            Some(pages) => &self.all(group)[pages.clone()],
-            None => &[],
-        }
+        if hit.is_empty() { &[] } else { &self.all(group)[self.ranges[hit.ranges + group.index()].clone()] }
     }
 
     /// Pages of a group that the batch hits; one may be there more than once.
@@ -107,7 +107,9 @@ impl Found {
                 self.first.truncate(first);
             }
             let nodes = first..self.first.nodes.len();
-            return (Hit { pages: [nodes.clone()].into(), nodes }, there, collided);
+            let ranges = self.ranges.len();
+            self.ranges.push(nodes.clone());
+            return (Hit { nodes, ranges }, there, collided);
         }
         let collided = prefix.walk_nodes(tree, parent, published..limit, reader, &mut self.first.nodes);
         let nodes = &self.first.nodes[first..];
@@ -126,7 +128,7 @@ impl Found {
         };
         self.first.nodes.truncate(first + end.saturating_sub(published));
         let nodes = first..self.first.nodes.len();
-        let mut hit = Hit { nodes: nodes.clone(), ..Hit::default() };
+        let hit = Hit { nodes: nodes.clone(), ranges: self.ranges.len() };
         for group in config.group_ids() {
             let needed = config.kind(group).needed(end as u32 * page_size, page_size);
             let begin = self.all(group).len();
@@ -136,7 +138,8 @@ impl Found {
                     self.all_mut(group).extend(page);
                 }
             }
-            hit.pages.push(begin..self.all(group).len());
+            let end = self.all(group).len();
+            self.ranges.push(begin..end);
         }
         (hit, end, collided && end == most as usize)
     }
