@@ -34,7 +34,7 @@ def test_a_new_prompt_finds_the_longest_prefix_that_every_group_can_use(
             assert found == expected * session.page_size, where
             narrowed += 0 < expected < known
         assert taken(session, tokens) in (expected * session.page_size, None), where
-    assert narrowed > 10, "groups that lack blocks of others were hardly met"
+    assert narrowed > 4, "groups that lack blocks of others were hardly met"
 
 
 def prefixes(session: Session, tokens: list[int]) -> tuple[int, int]:
