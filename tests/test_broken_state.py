@@ -62,6 +62,7 @@ REFUSED: dict[str, Callable[[Bench], object]] = {
     "alloc_dummy": lambda b: b.kv.alloc_dummy(b.idle),
     "runtime_inputs": lambda b: b.kv.runtime_inputs([[b.running]]),
     "take_page_copies": lambda b: b.kv.take_page_copies(),
+    "take_page_fills": lambda b: b.kv.take_page_fills(),
     "step": lambda b: b.kv.step(b.running),
     "truncate": lambda b: b.kv.truncate(b.running, 4),
     "preempt": lambda b: b.kv.preempt(b.running),
