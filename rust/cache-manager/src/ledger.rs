@@ -69,7 +69,7 @@ pub struct Ledger {
     /// Entries of `orphans` after the old ones were last swept out.
     pub(crate) orphans_swept: usize,
     pub(crate) reader: BlockReader,
-    pub(crate) admission: crate::admission::Scratch,
+    pub(crate) admission: crate::planning::Scratch,
 }
 
 impl Ledger {
@@ -110,7 +110,7 @@ impl Ledger {
             orphans: HashMap::new(),
             orphans_swept: 64,
             reader: BlockReader::default(),
-            admission: crate::admission::Scratch::default(),
+            admission: crate::planning::Scratch::default(),
             config,
         }
     }

@@ -9,7 +9,7 @@
 //! returns an error has changed nothing but the counter of failures.
 //!
 //! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
-//! [`alloc`](Ledger::alloc) (`admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
+//! [`alloc`](Ledger::alloc) (`planning`, `admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
 //! (`letting_go`); then [`suspend`](Ledger::suspend) and [`resume`](Ledger::resume) (`suspension`), `drafts`, [`fork`](Ledger::fork), `page_copies`, `copies`, `loads`, `offloads`,
 //! `retention`, `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `snapshot`,
@@ -41,6 +41,7 @@ mod origin;
 mod page_copies;
 mod page_fills;
 mod pins;
+mod planning;
 mod probe;
 mod publication;
 mod retention;
