@@ -18,6 +18,10 @@ HAPPENED = (
     *("preemptions", "forks", "page_copies", "overlapped", "adopted_blocks", "private_blocks"),
     *("InsufficientBlocksError", "max", "vllm", "flashinfer", "tensorrt"),
 )
+STATES_HAPPENED = (
+    *("states", "scratch", "hits", "reused_tokens", "evictions", "preemptions", "forks", "page_copies"),
+    *("overlapped", "InsufficientBlocksError"),
+)
 """What random schedules have to have met, or they would prove little."""
 
 
@@ -27,14 +31,30 @@ HAPPENED = (
 def test_attention_over_every_groups_tables_equals_dense_attention(
     groups: int, first_seed: int, long_run: bool
 ) -> None:
-    seeds = [int(ONLY)] if ONLY else range(first_seed, first_seed + (1000 if long_run else 8))
+    happened = play(groups, 0, first_seed, 1000 if long_run else 8)
+    assert ONLY or [name for name in HAPPENED if not happened[name]] == []
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("groups", "states"), [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.usefixtures("one_thread")
+def test_every_forward_goes_on_from_the_state_after_the_tokens_before_it(
+    groups: int, states: int, first_seed: int, long_run: bool
+) -> None:
+    happened = play(groups, states, first_seed, 1000 if long_run else 16)
+    assert ONLY or [name for name in STATES_HAPPENED if not happened[name]] == []
+
+
+def play(groups: int, states: int, first_seed: int, sessions: int) -> Counter[str]:
+    """Plays so many sessions, and counts what happened."""
+    seeds = [int(ONLY)] if ONLY else range(first_seed, first_seed + sessions)
     happened: Counter[str] = Counter()
     for seed in seeds:
-        session = Session(seed, groups)
+        session = Session(seed, groups, states)
         try:
             happened += session.run(calls=80)
         except Exception as error:
             calls = "\n".join(session.trace)
-            error.add_note(f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups\n{calls}")
+            error.add_note(f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups, {states} of states\n{calls}")
             raise
-    assert ONLY or [name for name in HAPPENED if not happened[name]] == []
+    return happened

@@ -10,9 +10,12 @@ from pagekeeper._native import slab_geometry
 from pagekeeper.errors import shown
 from pagekeeper.params import (
     ChunkedLocal,
+    CrossAttention,
     FullAttention,
     KVCacheParams,
     MultiKVCacheParams,
+    Recurrent,
+    Scratch,
     SlidingWindow,
     whole_number,
 )
@@ -58,7 +61,7 @@ class Groups:
                 f"params: got {type(params).__name__}, must be a KVCacheParams or MultiKVCacheParams"
             )
         for name, group in zip(self.names or (None,), self.params, strict=True):
-            if not isinstance(group.kind, FullAttention | SlidingWindow | ChunkedLocal):
+            if isinstance(group.kind, CrossAttention):
                 where = "params.kind" if name is None else f"params[{name!r}].kind"
                 raise ValueError(f"{where}={group.kind}: is not there yet")
 
@@ -140,7 +143,11 @@ class Groups:
         return GroupMemory(ratios, huge_pages, huge_bytes, strides)
 
     def native(self, memory: GroupMemory) -> list[tuple[str, int, int, int]]:
-        """What the ledger is told: kind, tokens of the window or chunk, sinks, and pages of each group."""
+        """What the ledger is told of each group: its kind, two numbers of that kind, and its pages.
+
+        They are tokens of the window and sinks, or of the chunk and 0, or tokens between snapshots and whether
+        there is a last one.
+        """
         told = []
         for group, count in zip(self.params, memory.pages, strict=True):
             match group.kind:
@@ -148,6 +155,10 @@ class Groups:
                     told.append(("window", window, sinks, count))
                 case ChunkedLocal(chunk_size=chunk):
                     told.append(("chunked", chunk, 0, count))
+                case Recurrent(snapshot_interval=interval, save_last_snapshot=last):
+                    told.append(("recurrent", interval or 0, int(last), count))
+                case Scratch():
+                    told.append(("scratch", 0, 0, count))
                 case _:
                     told.append(("full", 0, 0, count))
         return told

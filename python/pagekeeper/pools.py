@@ -97,7 +97,7 @@ class DevicePool:
             names = dict.fromkeys(region.name for region in self._layout.regions if layer in region.layers)
             raise ValueError(f"name={shown(name)}: layer {layer} has {', '.join(map(repr, names))}")
         region, index = place
-        layouts = ("NHD",) if name == "indexer_k" else get_args(Layout)
+        layouts = get_args(Layout) if name in ("kv", "kv_scales") else ("NHD",)
         if layout not in layouts:
             allowed = " or ".join(map(repr, layouts))
             raise ValueError(f"layout={shown(layout)}: must be {allowed} of name={name!r}")

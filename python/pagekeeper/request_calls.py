@@ -11,7 +11,7 @@ from pagekeeper.connectors import KVConnector
 from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.groups import Groups
 from pagekeeper.outer_tiers import OuterTiers
-from pagekeeper.params import KVCacheParams, MultiKVCacheParams
+from pagekeeper.params import KVCacheParams, MultiKVCacheParams, Recurrent, Scratch
 from pagekeeper.pools import Pool
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
@@ -21,6 +21,7 @@ from pagekeeper.tables import (
     Form,
     KVCacheInputs,
     MaxTables,
+    StateTables,
     Tables,
     TableWriter,
     VllmTables,
@@ -199,7 +200,8 @@ class RequestCalls:
         Returns:
             One entry a replica, rows in the order of its batch; of several groups each has its own, under its
             name, as `inputs["full"][0]`. An entry is a `MaxTables`, `VllmTables` or `FlashInferTables` of
-            `pagekeeper.tables`, which say shapes and dtypes. Arrays are numpy's for a cache on the CPU,
+            `pagekeeper.tables`, which say shapes and dtypes; groups of states have `StateTables` instead, as
+            `inputs["mamba"].states[0]`. Arrays are numpy's for a cache on the CPU,
             otherwise tensors on its device, whose copies are queued on the current stream.
             They are views of memory that is used again, valid until the second next call in the same form,
             and not to be written.
@@ -213,7 +215,7 @@ class RequestCalls:
             raise ValueError(f"batches: {len(batches)} given, must be 1, one batch a data-parallel replica")
         if self._connector is not None:
             self._connector.wait_for_loads()
-        if not self._groups.names:
+        if self._groups.is_plain and not self._groups.names:
             tables, copies = self._tables[0].write(batches[0], form)
             return KVCacheInputs(form, (tables,), self._copy_pages(0, copies))
         written = [writer.write(batches[0], form) for writer in self._tables]
@@ -223,7 +225,13 @@ class RequestCalls:
             if self._pools:
                 self._pools[group].fill_pages(fills)  # before copies into them
                 fills = NO_FILLS
-            inputs.append(KVCacheInputs(form, (tables,), self._copy_pages(group, copies), page_fills=fills))
+            copies = self._copy_pages(group, copies)
+            if isinstance(tables, StateTables):
+                inputs.append(KVCacheInputs(form, (), copies, fills, states=(tables,)))
+            else:
+                inputs.append(KVCacheInputs(form, (tables,), copies, fills))
+        if not self._groups.names:
+            return inputs[0]
         return KVCacheInputs(form, groups=self._groups.by_name(inputs))
 
     def _copy_pages(self, group: int, copies: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -354,6 +362,7 @@ class RequestCalls:
                 new_staging=partial(staging_for, params.devices[0]),
                 num_draft_tokens=num_draft_tokens,
                 group=group,
+                of_states=isinstance(params.kind, Recurrent | Scratch),
             )
             for group, params in enumerate(self._groups.params)
         )

@@ -32,6 +32,7 @@ __all__ = [
     "Form",
     "KVCacheInputs",
     "MaxTables",
+    "StateTables",
     "TableWriter",
     "Tables",
     "TensorRTTables",
@@ -127,6 +128,22 @@ class TensorRTTables:
     query_start_loc: Table
 
 
+@dataclass(frozen=True, slots=True)
+class StateTables:
+    """What kernels of recurrent layers, and kernels with scratch memory, read.
+
+    Attributes:
+        indices: page of each request, from which a forward reads its state and to which it writes the new one;
+            int32 [batch]. The null page for padding. A request without a state has a page of zeros.
+        query_start_loc: where each request's computed tokens begin; int32 [batch + 1].
+        max_query_len: most tokens that this forward computes for one request.
+    """
+
+    indices: Table
+    query_start_loc: Table
+    max_query_len: int
+
+
 Tables: TypeAlias = MaxTables | VllmTables | FlashInferTables
 _Tables = TypeVar("_Tables", bound=Tables, covariant=True)
 
@@ -140,16 +157,18 @@ class KVCacheInputs(Generic[_Tables]):
 
     Attributes:
         form: "max", "vllm" or "flashinfer".
-        replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica.
+        replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica. Empty
+            for a group whose pages hold states.
+        states: one `StateTables` a replica, for such a group: `inputs["mamba"].states[0].indices`.
         page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
             destination. Mostly empty, and always when the manager has pools: it copies there itself.
-        page_fills: pages to zero before that; int32 [pages]. Empty where groups share no memory, and when the
-            manager has pools.
+        page_fills: pages to zero before that; int32 [pages]. They are new states, and pages that another group
+            had in shared memory. Empty when the manager has pools.
         groups: the inputs of each group of layers by name, where there are several; there are no `replicas`
             then: `inputs["full"][0].lookup_table`.
     """
 
-    __slots__ = ("form", "groups", "page_copies", "page_fills", "replicas")
+    __slots__ = ("form", "groups", "page_copies", "page_fills", "replicas", "states")
 
     def __init__(
         self,
@@ -158,15 +177,17 @@ class KVCacheInputs(Generic[_Tables]):
         page_copies: NDArray[np.int32] = NO_COPIES,
         page_fills: NDArray[np.int32] = NO_FILLS,
         groups: dict[str, KVCacheInputs[_Tables]] | None = None,
+        states: tuple[StateTables, ...] = (),
     ) -> None:
         self.form = form
         self.replicas = replicas
         self.page_copies = page_copies
         self.page_fills = page_fills
         self.groups = groups or {}
+        self.states = states
 
     def __len__(self) -> int:
-        return len(self.replicas)
+        return len(self.replicas or self.states)
 
     @overload
     def __getitem__(self, replica: int) -> _Tables: ...
@@ -179,13 +200,15 @@ class KVCacheInputs(Generic[_Tables]):
             return self.groups[replica]
         if self.groups:
             raise KeyError(f"{replica}: name a group first, one of {', '.join(map(repr, self.groups))}")
+        if self.states:
+            raise KeyError(f"{replica}: the group's pages hold states, whose tables are `states[{replica}]`")
         return self.replicas[replica]
 
     def __iter__(self) -> Iterator[_Tables]:
         return iter(self.replicas)
 
     def __repr__(self) -> str:
-        return f"KVCacheInputs(form={self.form!r}, replicas={self.replicas!r})"
+        return f"KVCacheInputs(form={self.form!r}, {f'states={self.states!r}' if self.states else f'replicas={self.replicas!r}'})"
 
 
 class TableWriter:
@@ -198,6 +221,7 @@ class TableWriter:
         new_staging: makes the memory of a buffer.
         num_draft_tokens: most draft tokens of one request.
         group: the number of the group of layers.
+        of_states: whether its pages hold states: the tables are `StateTables`, whatever the form.
     """
 
     def __init__(
@@ -208,7 +232,9 @@ class TableWriter:
         new_staging: Callable[[], HostStaging] = HostStaging,
         num_draft_tokens: int = 0,
         group: int = 0,
+        of_states: bool = False,
     ) -> None:
+        self.of_states = of_states
         self.num_draft_tokens = num_draft_tokens
         self._group = group
         self._ledger = ledger
@@ -217,7 +243,7 @@ class TableWriter:
         self._buffers: dict[Form, tuple[_Buffer, _Buffer]] = {}
         self._turn: dict[Form, int] = {}
 
-    def write(self, batch: Batch, form: Form) -> tuple[Tables, NDArray[np.int32]]:
+    def write(self, batch: Batch, form: Form) -> tuple[Tables | StateTables, NDArray[np.int32]]:
         """The tables of `batch`, and the page copies to carry out before its forward.
 
         See `PagedKVCacheManager.runtime_inputs` and `KVCacheInputs.page_copies`.
@@ -236,7 +262,8 @@ class TableWriter:
 
     def _make(self, form: Form) -> _Buffer:
         try:
-            return _BUFFERS[form](self._new_staging(), self._size)
+            kind = _StateBuffer if self.of_states else _BUFFERS[form]
+            return kind(self._new_staging(), self._size)
         except (MemoryError, ValueError) as error:  # numpy has both for what is too large
             raise MemoryError(f"no memory for tables in the form {form!r}, {self._size}: {error}") from error
 
@@ -263,7 +290,9 @@ class _Buffer(ABC):
         self.staging = staging
 
     @abstractmethod
-    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[Tables, BatchShape]: ...
+    def write(
+        self, ledger: Ledger, batch: Batch, group: int
+    ) -> tuple[Tables | StateTables, BatchShape]: ...
 
 
 class _MaxBuffer(_Buffer):
@@ -317,6 +346,19 @@ class _FlashInferBuffer(_Buffer):
         return tables, shape
 
 
+class _StateBuffer(_Buffer):
+    def __init__(self, staging: HostStaging, size: _Size) -> None:
+        super().__init__(staging, size)
+        self._pages = staging.array(size.rows, np.int32)
+        self._queries = staging.array(size.rows + 1, np.int32)
+
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[StateTables, BatchShape]:
+        shape = ledger.write_states(batch, self._pages, self._queries, group)
+        n, publish = shape.requests, self.staging.publish
+        pages, queries = publish(self._pages, n), publish(self._queries, n + 1)
+        return StateTables(pages, queries, shape.max_active), shape
+
+
 _BUFFERS: dict[Form, type[_Buffer]] = {
     "max": _MaxBuffer,
     "vllm": _VllmBuffer,
@@ -352,6 +394,8 @@ def write_block_offsets(
     if len(pages) > out.shape[3]:
         raise ValueError(f"out: {list(out.shape)} has no room for {len(pages)} blocks")
     pools = [region for region in params.page_layout.regions if region.name == "kv"]
+    if not pools:
+        raise ValueError("the group's pages hold states: the table is for keys and values")
     if len(pools) > 1:
         raise ValueError(f"layers differ and are in {len(pools)} pools: the table is for one")
     fields = 2 if isinstance(params, MHAKVCacheParams) else 1

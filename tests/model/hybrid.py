@@ -7,6 +7,7 @@ read holds what this very prefix left there.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,8 +21,16 @@ import torch
 import pagekeeper as pk
 from model.attention import LAYER, LAYERS, AnyTables, dense_attention, mask_arguments
 from model.memory import prefix_values
+from model.recurrence import States, advance, state_after
 from model.windows import Chunked, Full, Kind, Window, blocks_behind, needed_blocks
-from pagekeeper.params import ChunkedLocal, FullAttention, MultiKVCacheParams, SlidingWindow
+from pagekeeper.params import (
+    ChunkedLocal,
+    FullAttention,
+    MultiKVCacheParams,
+    Recurrent,
+    Scratch,
+    SlidingWindow,
+)
 from pagekeeper.reference import paged_attention, write_kv
 from pagekeeper.tables import Form, TensorRTTables
 
@@ -94,24 +103,31 @@ class Session:
 
     Args:
         seed: of everything.
-        groups: how many groups of layers; one has a name or not.
+        groups: how many groups of layers with attention; one has a name or not.
+        states: how many groups with states, beside them.
     """
 
-    def __init__(self, seed: int, groups: int) -> None:
+    def __init__(self, seed: int, groups: int, states: int = 0) -> None:
         self.random = random.Random(seed)
         choose: Any = self.random.choice
         self.page_size = choose([1, 2, 3, 4, 8])
-        names = [None] if groups == 1 and choose([True, False]) else [f"g{index}" for index in range(groups)]
-        self.groups = [self.layers(name) for name in names]
+        unnamed = groups == 1 and not states and choose([True, False])
+        self.groups = [self.layers(None if unnamed else f"g{index}") for index in range(groups)]
+        self.states = [self.state_group(f"s{index}") for index in range(states)]
+        every: list[Layers | States] = [*self.groups, *self.states]
+        self.random.shuffle(every)
+        names = [group.name for group in every]
         behaviour = {"on_duplicate": choose(["adopt", "private"])}
         options = {"max_num_input_tokens": choose([None, 5, 12]), "reserve": choose(["chunk", "prompt"])}
-        self.trace = [f"page_size={self.page_size} {behaviour} {options} {self.groups}"]
-        params: Any = {group.name: group.params(self.page_size, **behaviour) for group in self.groups}
-        pages: Any = {group.name: group.pages for group in self.groups}
+        self.trace = [f"page_size={self.page_size} {behaviour} {options} {every}"]
+        params: Any = {group.name: group.params(self.page_size, **behaviour) for group in every}
+        pages: Any = {group.name: group.pages for group in every}
         memory = {"total_num_pages": pages.get(None, pages)}
-        if groups > 1 and choose([True, False]):
+        if len(every) > 1 and choose([True, False]):
             # Of one slab, a huge page of which may be as large as several pages of a group.
-            memory = {"available_bytes": sum(pages[name] * params[name].bytes_per_page for name in names)}
+            page_bytes = [params[name].bytes_per_page for name in names]
+            wanted = sum(pages[name] * params[name].bytes_per_page for name in names)
+            memory = {"available_bytes": max(wanted, 8 * math.lcm(*page_bytes) if self.states else 0)}
         self.trace.append(str(memory))
         self.kv = pk.PagedKVCacheManager(
             params[None] if None in params else MultiKVCacheParams(params),
@@ -123,8 +139,12 @@ class Session:
         self.empty = self.room()
         for group in self.groups:
             self.kv.get_buffers(LAYER, group=group.name).fill_(torch.nan)
+        for states in self.states:
+            self.pool_of(states).fill(np.nan)
         self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(LONGEST * 2 // 3)] for _ in range(3)]
         self.live: list[Live] = []
+        self.scratch: dict[tuple[str, object], float] = {}
+        """What each request left in the memory of each group to work in."""
         self.counts: Counter[str] = Counter()
 
     def layers(self, name: str | None) -> Layers:
@@ -137,6 +157,13 @@ class Session:
         pages = most + self.random.randint(1, 2 * most) + choose([1, 3, 12 // self.page_size])
         kv_heads = choose([1, 2])
         return Layers(name, kind, kv_heads * choose([1, 2]), kv_heads, pages)
+
+    def state_group(self, name: str) -> States:
+        choose: Any = self.random.choice
+        interval = choose([None, 1, 2, 3])
+        recurrent = Recurrent(interval and interval * self.page_size, save_last_snapshot=choose([True, False]))
+        kind = choose([recurrent, recurrent, Scratch()])
+        return States(name, kind, 2 * MAX_BATCH + choose([1, 5, 40]), values=choose([3, 4, 64]))
 
     def run(self, calls: int) -> Counter[str]:
         """Makes so many calls, checks the books after each, and counts what happened."""
@@ -193,6 +220,8 @@ class Session:
         self.check_positions(batch, tables)
         for group in self.groups:
             self.attend(group, batch, tables[group.name])
+        for states in self.states:
+            self.advance(states, batch)
         for one in batch:
             ends = one.launched == len(one.tokens)
             one.out.append(Forward([self.sample(one)] if ends else []))
@@ -261,6 +290,7 @@ class Session:
         tables: dict[str | None, dict[str, AnyTables]] = {group.name: {} for group in self.groups}
         for form in forms:
             inputs: Any = self.kv.runtime_inputs([contexts], form=form)
+            self.inputs = inputs
             for name in tables:
                 tables[name][form] = (inputs if name is None else inputs[name])[0]
         if self.page_size in (2, 4, 8):  # TensorRT-LLM wants a power of two above 1
@@ -316,6 +346,30 @@ class Session:
             assert worst <= TOLERANCE, f"{group}, written by {writer}, read by {form}: {worst}"
             self.counts[form] += 1
 
+    def advance(self, group: States, batch: Sequence[Live]) -> None:
+        """Each request's state is that after all tokens before the forward; what it works in is its own."""
+        pool, tables = self.pool_of(group), self.inputs[group.name].states[0]
+        counts = [one.ctx.active_length for one in batch]
+        assert tables.query_start_loc.tolist() == [0, *accumulate(counts)]
+        assert len({*tables.indices.tolist()} - {0}) == len(batch)
+        for one, count, page in zip(batch, counts, tables.indices.tolist(), strict=True):
+            past = one.launched - count
+            if isinstance(group.kind, Scratch):
+                mark = self.scratch.get((group.name, one.ctx.request_id), 0.0)
+                assert pool[page].tolist() in ([mark] * group.values, [0.0] * group.values)
+                pool[page] = self.scratch[group.name, one.ctx.request_id] = self.random.random()
+                self.scratch[group.name, one.ctx.request_id] = pool[page, 0].item()
+                self.counts["scratch"] += 1
+                continue
+            assert pool[page, :3].tolist() == state_after(one.tokens[:past]).tolist(), f"{group}, at {past}"
+            assert not pool[page, 3:].any()
+            pool[page, :3] = advance(pool[page, :3], one.tokens[past : one.launched])
+            self.counts["states"] += 1
+
+    def pool_of(self, group: States) -> np.ndarray:
+        states: np.ndarray = self.kv.get_buffers(0, name="state", group=group.name).numpy()
+        return states
+
     def random_vectors(self, prefixes: np.ndarray, field: int, heads: int) -> np.ndarray:
         """Numbers from -2 to 2 that depend on the prefix: float32 [len(prefixes), heads, HEAD_DIM]."""
         lanes = np.arange(1, heads * HEAD_DIM + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15 + field)
@@ -342,7 +396,7 @@ class Session:
 
     def room(self) -> list[pk.BlockCount]:
         """Of each group, and of all."""
-        names = [group.name for group in self.groups]
+        names = [group.name for group in (*self.groups, *self.states)]
         return [self.kv.block_count(group=name) for name in (*names, None)]
 
     def held(self) -> int:

@@ -10,7 +10,7 @@ use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::{PolicyError, Priority};
 use cache_manager::{
-    Group, GroupKind, LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, WritePolicy,
+    Group, GroupKind, LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, Snapshots, WritePolicy,
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
@@ -182,7 +182,7 @@ impl Ledger {
         }
         let groups: Vec<Group> = groups
             .into_iter()
-            .map(|(kind, tokens, sinks, pages)| group_from(&kind, tokens, sinks, pages))
+            .map(|(kind, tokens, sinks, pages)| group_from(page_size, &kind, tokens, sinks, pages))
             .collect::<PyResult<_>>()?;
         if max_seq_len.is_none() && groups.iter().all(|group| group.kind.forgets()) {
             return Err(PyValueError::new_err(
@@ -333,9 +333,18 @@ impl Ledger {
 
 /// A group from its kind's name ("full", "window", "chunked"), the tokens of its window or chunk, those at the
 /// beginning that a window keeps, and its pages.
-fn group_from(kind: &str, tokens: u32, sinks: u32, pages: u32) -> PyResult<Group> {
+fn group_from(page_size: u32, kind: &str, tokens: u32, sinks: u32, pages: u32) -> PyResult<Group> {
     let kind = match kind {
         "full" => GroupKind::Full,
+        "recurrent" if tokens.is_multiple_of(page_size) => {
+            GroupKind::Recurrent(Snapshots { interval: tokens, last: sinks > 0 })
+        }
+        "recurrent" => {
+            return Err(PyValueError::new_err(format!(
+                "snapshots every {tokens} tokens: must be a multiple of page_size={page_size}"
+            )));
+        }
+        "scratch" => GroupKind::Scratch,
         _ if tokens == 0 => {
             return Err(PyValueError::new_err(format!("{kind} of 0 tokens: must be at least 1")));
         }
@@ -343,7 +352,7 @@ fn group_from(kind: &str, tokens: u32, sinks: u32, pages: u32) -> PyResult<Group
         "chunked" => GroupKind::Chunked { chunk: tokens },
         _ => {
             return Err(PyValueError::new_err(format!(
-                "kind={kind:?}: must be 'full', 'window' or 'chunked'"
+                "kind={kind:?}: must be 'full', 'window', 'chunked', 'recurrent' or 'scratch'"
             )));
         }
     };

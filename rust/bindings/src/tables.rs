@@ -156,6 +156,19 @@ impl Ledger {
         self.write_tables(batch, group, |ledger, slots| ledger.write_flashinfer(group, slots, &mut tables))
     }
 
+    /// Writes the page of each request in a group of states, and query offsets.
+    fn write_states(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        mut pages: PyReadwriteArray1<'_, i32>,
+        mut query_start_loc: PyReadwriteArray1<'_, i32>,
+        group: usize,
+    ) -> PyResult<BatchShape> {
+        let group = self.group(group)?;
+        let (pages, starts) = (pages.as_slice_mut()?, query_start_loc.as_slice_mut()?);
+        self.write_tables(batch, group, |ledger, slots| ledger.write_states(group, slots, pages, starts))
+    }
+
     /// The page ids of each request's blocks in a group; 0 for a placeholder.
     fn pages<'py>(
         &self,

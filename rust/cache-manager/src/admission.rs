@@ -148,7 +148,11 @@ impl Ledger {
                 jobs.extend(self.begin_load(plan.slot, plan.first_load, plan.load, rest));
                 continue;
             }
-            for (group, pages) in self.config.group_ids().zip(pages) {
+            for (group, &pages) in self.config.group_ids().zip(pages) {
+                if self.config.kind(group).is_recurrent() {
+                    self.move_state(plan, group, pages);
+                    continue;
+                }
                 if pages.copies {
                     self.take(group, 1);
                     self.copy_on_write(plan.slot, group, (plan.start / self.config.page_size) as usize);
@@ -157,6 +161,9 @@ impl Ledger {
                     self.take(group, pages.new);
                     let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
                     sequence.row_mut(group).pages.extend(self.taken.iter().map(|taken| taken.page));
+                    if self.config.kind(group).lasts() {
+                        self.taken.iter().for_each(|taken| self.fills.plan(group, taken.page));
+                    }
                 }
             }
             self.admit(plan);

@@ -129,15 +129,41 @@ impl LedgerConfig {
         self.groups[group.index()].kind
     }
 
+    /// Whether a group keeps states, of which nothing but a snapshot can be gone on from.
+    pub fn has_recurrent(&self) -> bool {
+        self.groups.iter().any(|group| group.kind.is_recurrent())
+    }
+
+    /// Tokens at whose multiples every group with states keeps a snapshot; 0 without such groups, or if one keeps none
+    /// on the way.
+    pub fn chunk_alignment(&self) -> u32 {
+        let interval = |group: &Group| match group.kind {
+            GroupKind::Recurrent(snapshots) => Some(snapshots.interval),
+            _ => None,
+        };
+        self.groups.iter().filter_map(interval).reduce(common_multiple).unwrap_or(0)
+    }
+
     /// The only group, if it keeps everything: most ledgers have one like this.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.groups.len() == 1 && !self.groups[0].kind.forgets()
     }
 
-    /// The group whose blocks stand for the cache's when others are told of it: the first that keeps everything.
+    /// The group whose blocks stand for the cache's when others are told of it: the first that keeps everything, or
+    /// else the first with blocks.
     pub(crate) fn lead(&self) -> GroupId {
-        let lead = self.groups.iter().position(|group| !group.kind.forgets());
+        let kinds = || self.groups.iter().map(|group| group.kind);
+        let lead = kinds().position(|kind| !kind.forgets()).or_else(|| kinds().position(|kind| !kind.lasts()));
         GroupId(lead.unwrap_or(0) as u8)
     }
+}
+
+/// The least common multiple of two numbers; 0 if one of them is 0 or it is over a u32.
+fn common_multiple(a: u32, b: u32) -> u32 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a.checked_div(divisor).and_then(|part| part.checked_mul(b)).unwrap_or(0)
 }

@@ -3,6 +3,7 @@
 //! The child holds every page of its parent that has computed tokens, the partial last one too. Who writes
 //! first into a page that both hold gets a copy of it (`page_copies`).
 
+use crate::config::LedgerConfig;
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::sequence::{NewSequence, Sequence};
@@ -24,7 +25,7 @@ impl Ledger {
         }
         parent.check_present(slot)?;
         self.check_slots()?;
-        let mut child = parent.fork(self.counters.claims + 1, self.config.page_size);
+        let mut child = parent.fork(self.counters.claims + 1, &self.config);
         if let Some(parent) = self.slots.get_mut(slot) {
             parent.exposed = true;
         }
@@ -48,8 +49,10 @@ impl Ledger {
 }
 
 impl Sequence {
-    /// A sequence that has what this one has computed; the caller counts its references.
-    fn fork(&self, serial: u64, page_size: u32) -> Sequence {
+    /// A sequence that has what this one has computed; the caller counts its references. Where a step out has written
+    /// over what goes on from there, it has nothing.
+    fn fork(&self, serial: u64, config: &LedgerConfig) -> Sequence {
+        let page_size = config.page_size;
         // A token that is computed and not known is a placeholder too.
         let processed = self.processed.min(self.known());
         let new = NewSequence {
@@ -64,21 +67,31 @@ impl Sequence {
             no_store: self.no_store,
             drafts: self.drafts,
         };
-        Sequence {
-            rows: self.rows.iter().map(|row| row.fork(processed.div_ceil(page_size) as usize)).collect(),
+        let mut child = Sequence {
             exposed: true,
+            prompt: self.prompt,
+            prompt_end: self.prompt_end,
+            admitted: self.admitted,
+            // The parent's newest forward may write to what the child holds.
+            last_step: self.last_step,
+            ..Sequence::new(new, self.rows.len(), serial, self.namespace, self.epoch)
+        };
+        if !config.group_ids().all(|group| self.has_state(processed, group, config)) {
+            child.prompt_end = child.len();
+            return child;
+        }
+        let blocks = processed.div_ceil(page_size) as usize;
+        for group in config.group_ids().filter(|&group| !config.kind(group).lasts()) {
+            *child.row_mut(group) = self.row(group).fork(blocks);
+        }
+        Sequence {
             nodes: self.nodes.clone(),
             anchored: self.anchored.clone(),
             blocked: self.blocked,
             processed,
             position: processed,
-            prompt: self.prompt,
-            prompt_end: self.prompt_end,
             cached: self.cached - self.load.as_ref().map_or(0, |load| load.tokens(self.position, page_size)),
-            admitted: self.admitted,
-            // The parent's newest forward may write to what the child holds.
-            last_step: self.last_step,
-            ..Sequence::new(new, self.rows.len(), serial, self.namespace, self.epoch)
+            ..child
         }
     }
 }

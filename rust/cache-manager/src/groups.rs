@@ -24,6 +24,38 @@ pub enum GroupKind {
         /// Tokens; at least 1.
         chunk: u32,
     },
+    /// None: a state that they went into, which a page holds. The page of a block holds the state after the block's
+    /// last token; the live one holds it after the newest.
+    Recurrent(Snapshots),
+    /// None: the request has a page to work in, as long as it holds anything.
+    Scratch,
+}
+
+/// After which tokens a state is kept for other requests.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Snapshots {
+    /// At multiples of so many tokens, themselves a multiple of the page size; 0 for none.
+    pub interval: u32,
+    /// At the end of the last block of a prompt that does not have its last token.
+    pub last: bool,
+}
+
+impl Snapshots {
+    /// Whether the state after `position` tokens is kept, of a request with so long a prompt.
+    pub(crate) fn includes(self, position: u32, prompt: u32, page_size: u32) -> bool {
+        let last = self.last && position == last_boundary(prompt, page_size);
+        position > 0 && (last || self.interval > 0 && position.is_multiple_of(self.interval))
+    }
+
+    /// Whether any state is kept.
+    pub(crate) fn any(self) -> bool {
+        self.interval > 0 || self.last
+    }
+}
+
+/// Tokens of the whole blocks that do not have a prompt's last token.
+pub(crate) fn last_boundary(prompt: u32, page_size: u32) -> u32 {
+    prompt.saturating_sub(1) / page_size * page_size
 }
 
 /// Blocks that a token reads, beside its own block: the first few, and from one on.
@@ -55,12 +87,20 @@ impl GroupKind {
                 from: (u64::from(at) + 1).saturating_sub(u64::from(window)) as u32 / page_size,
             },
             GroupKind::Chunked { chunk } => Needed { sinks: 0, from: at / chunk * chunk / page_size },
+            GroupKind::Recurrent(_) => Needed { sinks: 0, from: state_block(at, page_size) },
+            GroupKind::Scratch => Needed { sinks: 0, from: u32::MAX },
         }
     }
 
-    /// Blocks that a request holds while the tokens from `start` up to `end` are computed.
+    /// Pages that a request holds while the tokens from `start` up to `end` are computed; of states, the one that is
+    /// kept and the one that is written to.
     #[inline]
     pub fn held(&self, start: u32, end: u32, page_size: u32) -> u32 {
+        match self {
+            GroupKind::Recurrent(snapshots) => return 1 + u32::from(snapshots.any()),
+            GroupKind::Scratch => return 1,
+            _ => {}
+        }
         let needed = self.needed(start, page_size);
         needed.sinks.min(needed.from) + end.div_ceil(page_size) - needed.from
     }
@@ -76,11 +116,40 @@ impl GroupKind {
         (sinks..blocks).chain(0..sinks)
     }
 
-    /// Whether blocks are let go as a request gets longer.
+    /// Whether a request that gets longer needs other blocks than its first ones.
     #[inline]
     pub fn forgets(&self) -> bool {
         *self != GroupKind::Full
     }
+
+    /// Whether a page holds a state.
+    #[inline]
+    pub fn is_recurrent(&self) -> bool {
+        matches!(self, GroupKind::Recurrent(_))
+    }
+
+    /// The same where nothing is stored for other requests.
+    pub(crate) fn without_snapshots(self) -> GroupKind {
+        if self.is_recurrent() { GroupKind::Recurrent(Snapshots::default()) } else { self }
+    }
+
+    /// Whether there is a page for each block that is needed, with the keys and values of its tokens.
+    #[inline]
+    pub fn has_blocks(&self) -> bool {
+        !self.is_recurrent() && !self.lasts()
+    }
+
+    /// Whether pages have nothing to do with tokens: a request takes them once, and holds them to the end.
+    #[inline]
+    pub fn lasts(&self) -> bool {
+        *self == GroupKind::Scratch
+    }
+}
+
+/// The block whose page holds the state after `position` tokens.
+#[inline]
+pub(crate) fn state_block(position: u32, page_size: u32) -> u32 {
+    position.saturating_sub(1) / page_size
 }
 
 /// A group of a ledger.

@@ -169,7 +169,8 @@ impl Sequence {
     ) -> impl Iterator<Item = PageId> {
         let row = self.row(group);
         let first = self.nodes.len();
-        let end = if hit.is_empty() { 0 } else { (start / config.page_size) as usize };
+        let lasts = config.kind(group).lasts();
+        let end = if hit.is_empty() || lasts { 0 } else { (start / config.page_size) as usize };
         let needed = config.kind(group).needed(start, config.page_size);
         let slid = row.from.max(needed.sinks) as usize..(needed.from as usize).min(first).min(end);
         let replaced = first..end.min(row.pages.len()).max(first);
@@ -182,7 +183,7 @@ impl Ledger {
     pub(crate) fn take_hit(&mut self, slot: SlotId, start: u32, hit: &Hit, found: &Found) {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
         let (first, end) = (sequence.nodes.len(), (start / self.config.page_size) as usize);
-        for group in self.config.group_ids() {
+        for group in self.config.group_ids().filter(|&group| !self.config.kind(group).lasts()) {
             let pages = found.pages(hit, group);
             let needed = self.config.kind(group).needed(start, self.config.page_size);
             let last_step = sequence.last_step;

@@ -77,8 +77,11 @@ impl Ledger {
     ///
     /// # Panics
     /// Without a group; with pages whose ids are over an int32.
-    pub fn new(config: LedgerConfig) -> Ledger {
+    pub fn new(mut config: LedgerConfig) -> Ledger {
         assert!(!config.groups.is_empty(), "a ledger has a group");
+        if !config.prefix_caching {
+            config.groups.iter_mut().for_each(|group| group.kind = group.kind.without_snapshots());
+        }
         let pools = config.pools().expect("page ids fit an int32");
         let pages: usize = pools.groups().map(|group| pools[group].total() as usize).sum();
         let blocks = if config.prefix_caching { pages } else { 0 };
@@ -178,6 +181,13 @@ impl Ledger {
                 tokens,
                 limit,
                 what: "the manager's max_seq_len",
+            });
+        }
+        if new.drafts > 0 && self.config.has_recurrent() {
+            return Err(LedgerError::OutOfRange {
+                name: "num_draft_tokens",
+                given: new.drafts.into(),
+                allowed: "0: a group keeps states, which rejected drafts cannot be taken out of".into(),
             });
         }
         self.check_slots()

@@ -48,14 +48,15 @@ impl Ledger {
         }
         // The page of a partial block stays only if it is the request's own and nobody else knows it.
         let own = |group| {
-            let (pool, page) = (&self.pools[group], sequence.row(group).pages.get(full));
-            page.is_none_or(|&it| pool.refs(it) == 1 && pool.pins(it) == 0 && pool.node(it).is_none())
+            let (pool, page) = (&self.pools[group], sequence.row(group).page(full));
+            !self.config.kind(group).has_blocks() || page.is_none_or(|it| pool.refs(it) == 1 && pool.pins(it) == 0 && pool.node(it).is_none())
         };
         let stays = same == len && self.config.group_ids().all(own);
         let keep = if stays { len.div_ceil(page_size) as usize } else { full };
         let left = sequence.processed.min(if stays { len } else { full as u32 * page_size });
         let goes_on = sequence.can_go_on(left, &self.config);
         let (keep, full) = if goes_on { (keep, full) } else { (0, 0) };
+        sequence.drop_states(left, &self.config, &mut self.pools);
         sequence.give_back(keep, full, &self.config, &mut self.pools, &mut self.tree, current);
         sequence.processed = left;
         sequence.position = left;
@@ -170,6 +171,9 @@ impl Sequence {
     fn can_go_on(&self, position: u32, config: &LedgerConfig) -> bool {
         let blocks = position.div_ceil(config.page_size);
         config.group_ids().filter(|&group| config.kind(group).forgets()).all(|group| {
+            if !config.kind(group).has_blocks() {
+                return self.has_state(position, group, config);
+            }
             let needed = config.kind(group).needed(position, config.page_size);
             let row = self.row(group);
             (0..needed.sinks.min(blocks)).chain(needed.from..blocks).all(|it| row.page(it as usize).is_some())
@@ -180,6 +184,9 @@ impl Sequence {
     pub(crate) fn slide(&mut self, position: u32, config: &LedgerConfig, pools: &mut Pools) {
         let last_step = self.last_step;
         for group in config.group_ids().filter(|&group| config.kind(group).forgets()) {
+            if config.kind(group).lasts() {
+                continue;
+            }
             let needed = config.kind(group).needed(position, config.page_size);
             let row = self.row_mut(group);
             let from = row.from.max(needed.sinks);
@@ -206,6 +213,9 @@ impl Sequence {
     ) {
         let current = self.epoch == epoch;
         for group in config.group_ids() {
+            if config.kind(group).lasts() && blocks > 0 {
+                continue;
+            }
             if config.kind(group).forgets() {
                 self.give_back_window(blocks, group, config, pools);
             } else {

@@ -49,6 +49,7 @@ mod row;
 mod sequence;
 mod slots;
 mod snapshot;
+mod states;
 mod suspension;
 mod tables;
 mod taking;
@@ -63,7 +64,7 @@ pub use error::{LedgerError, NoRoom};
 pub use events::{Change, Event, EventKind, EventLog, MOST_REMOVED, Stored, Tier};
 #[cfg(feature = "faults")]
 pub use faults::Fault;
-pub use groups::{Group, GroupKind, Needed, joint_hit};
+pub use groups::{Group, GroupKind, Needed, Snapshots, joint_hit};
 pub use histogram::Histogram;
 pub use ledger::{Ledger, RefusedClaim};
 pub use loads::{BlockKey, LoadJob, Wanted};

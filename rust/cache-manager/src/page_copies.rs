@@ -58,6 +58,11 @@ impl Ledger {
     ) -> bool {
         let block = (start / self.config.page_size) as usize;
         let Some(page) = sequence.row(group).page(block) else { return false };
+        self.is_shared(group, page, leaving)
+    }
+
+    /// Whether a page that a request holds and is going to write to is not its alone. If so, it leaves the page.
+    pub(crate) fn is_shared(&self, group: GroupId, page: PageId, leaving: &mut Leaving) -> bool {
         let pool = &self.pools[group];
         let (refs, pins) = (pool.refs(page), pool.pins(page));
         let known = pool.node(page).is_some();

@@ -1,5 +1,6 @@
-//! Page fills: pages that held another group's KV are zeroed before they are used.
+//! Page fills: pages that are zeroed before they are used.
 //!
+//! A state begins with zeros.
 //! Where groups share a slab a page may lie on bytes of another group's, which read as its own may be anything, also
 //! what no mask takes out of a sum. So a page that comes to a group by way of a huge page that another group had is
 //! zeroed once, before the forward that it was taken for. The engine carries this out, or the manager in its pools.
@@ -45,6 +46,13 @@ impl Fills {
             foreign[huge * ratio..(huge + 1) * ratio].fill(true);
         }
         if std::mem::take(&mut foreign[page.index()]) {
+            self.plan(group, page);
+        }
+    }
+
+    /// A page is to be zeroed.
+    pub(crate) fn plan(&mut self, group: GroupId, page: PageId) {
+        if !self.planned.contains(&(group, page)) {
             self.planned.push((group, page));
         }
     }

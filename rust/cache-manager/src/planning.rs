@@ -81,7 +81,10 @@ impl Ledger {
             let planned = scratch.pages.len();
             let plan = self.plan_one(index, slot, bound, loads, scratch)?;
             for (group, pages) in self.config.group_ids().zip(&mut scratch.pages[planned..]) {
-                if pages.copies {
+                if self.config.kind(group).is_recurrent() {
+                    let sequence = self.sequence(slot)?;
+                    pages.copies = self.must_copy_state(sequence, group, &plan, &mut scratch.leaving);
+                } else if pages.copies {
                     let sequence = self.sequence(slot)?;
                     pages.copies = self.must_copy(sequence, group, plan.start, &mut scratch.leaving);
                 }
@@ -232,6 +235,10 @@ impl Ledger {
             };
             let new = if sequence.dummy {
                 0
+            } else if kind.is_recurrent() {
+                Ledger::new_state(start)
+            } else if kind.lasts() {
+                u32::from(row.pages.is_empty())
             } else if load > 0 {
                 load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
             } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
@@ -245,7 +252,7 @@ impl Ledger {
                     (kind.held(start, covered, page_size), kind.held(most - 1, most, page_size));
                 at_most.push(if kind.forgets() { now.max(last) } else { last });
             }
-            scratch.pages.push(NewPages { new, copies: sequence.exposed && load == 0 });
+            scratch.pages.push(NewPages { new, copies: sequence.exposed && load == 0 && !kind.lasts() });
         }
         let drafts = sequence.drafts_of(start, end, len);
         if !plain {

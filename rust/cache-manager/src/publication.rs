@@ -39,9 +39,10 @@ impl Ledger {
 
     fn publishes(&self, slot: SlotId) -> bool {
         self.config.prefix_caching
-            && self.slots.get(slot).is_some_and(|sequence| {
-                !sequence.no_store && !sequence.dummy && !sequence.blocked && sequence.epoch == self.epoch
-            })
+            && self
+                .slots
+                .get(slot)
+                .is_some_and(|sequence| sequence.stores() && sequence.epoch == self.epoch)
     }
 
     fn publish_up_to(&mut self, slot: SlotId, computed: usize) {
@@ -146,7 +147,9 @@ impl Publication<'_> {
         };
         sequence.nodes.push(node);
         for group in self.config.group_ids() {
-            self.publish_page(block, node, group);
+            if self.sequence.offers(block, group, self.config) {
+                self.publish_page(block, node, group);
+            }
         }
     }
 

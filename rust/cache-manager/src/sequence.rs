@@ -221,6 +221,12 @@ impl Sequence {
         self.tokens.len() as u32
     }
 
+    /// Whether its blocks enter the prefix cache, if they are of the cache's epoch.
+    #[inline]
+    pub(crate) fn stores(&self) -> bool {
+        !self.no_store && !self.dummy && !self.blocked
+    }
+
     /// Tokens whose value is known.
     #[inline]
     pub(crate) fn known(&self) -> u32 {

@@ -196,6 +196,30 @@ impl Ledger {
         Ok(())
     }
 
+    /// Writes the page of each request in a group of states or of pages that last; the null page for padding. A forward
+    /// reads the state from it and writes the new one to it. `[batch]`. Beside them the offsets of each request's
+    /// computed tokens; `[batch + 1]`.
+    ///
+    /// # Errors
+    /// A request without a step out.
+    pub fn write_states(
+        &self,
+        group: GroupId,
+        batch: &[SlotId],
+        pages: &mut [i32],
+        query_start_loc: &mut [i32],
+    ) -> Result<(), LedgerError> {
+        let mut at = 0;
+        query_start_loc[0] = 0;
+        for (index, &slot) in batch.iter().enumerate() {
+            let (sequence, out) = self.planned(slot)?;
+            pages[index] = sequence.row(group).pages.last().unwrap_or(&PageId::NULL).0.cast_signed();
+            at += out.reach() - out.start;
+            query_start_loc[index + 1] = at.cast_signed();
+        }
+        Ok(())
+    }
+
     /// Where the KV of the request's token `positions` goes in a group: page · page size + offset.
     ///
     /// # Errors

@@ -226,6 +226,10 @@ impl Ledger {
             let anchored = sequence.anchored.binary_search(&(block as u32)).is_ok();
             for group in self.config.group_ids() {
                 let held = sequence.row(group).page(block);
+                // A state at the end of a block need not be stored.
+                let held = held.filter(|&page| {
+                    self.config.kind(group).has_blocks() || self.pools[group].node(page).is_some()
+                });
                 if !anchored && held.is_some() && self.tree.page(node, group) != held {
                     return Err(format!("block {block} is on another page in the tree"));
                 }
@@ -239,6 +243,9 @@ impl Ledger {
     fn verify_row(&self, sequence: &Sequence, group: GroupId) -> Result<(), String> {
         let page_size = self.config.page_size;
         let row = sequence.row(group);
+        if !self.config.kind(group).has_blocks() {
+            return self.verify_states(sequence, group);
+        }
         if row.pages.len() < sequence.reserved().div_ceil(page_size) as usize {
             return Err(format!("{} pages do not hold {} tokens", row.pages.len(), sequence.reserved()));
         }
@@ -261,7 +268,13 @@ impl Ledger {
             // A hit may have taken the place of blocks that an older step still writes.
             let block = sequence.nodes.len().max((first.start / self.config.page_size) as usize);
             for group in self.config.group_ids() {
-                for &page in sequence.row(group).pages.get(block..).unwrap_or_default() {
+                let pages = &sequence.row(group).pages[..];
+                let written = match self.config.kind(group) {
+                    kind if kind.is_recurrent() => pages.last().map(std::slice::from_ref),
+                    kind if kind.lasts() => None,
+                    _ => pages.get(block..),
+                };
+                for &page in written.unwrap_or_default() {
                     let other = writers.insert((group, page), slot.0);
                     if other.is_some() || self.pools[group].node(page).is_some() {
                         let what = format!("slot {} writes to it, and others read it", slot.0);
@@ -277,7 +290,7 @@ impl Ledger {
     fn verify_exposed(&self) -> Result<(), LedgerFault> {
         for (slot, sequence) in self.slots.iter().filter(|(_, sequence)| !sequence.exposed) {
             let block = (sequence.position / self.config.page_size) as usize;
-            for group in self.config.group_ids() {
+            for group in self.config.group_ids().filter(|&group| self.config.kind(group).has_blocks()) {
                 let Some(page) = sequence.row(group).page(block) else { continue };
                 let pool = &self.pools[group];
                 if pool.refs(page) > 1 || pool.pins(page) > 0 || pool.node(page).is_some() {
