@@ -7,7 +7,7 @@ from math import inf
 from model.events import Told
 from model.pool import NULL, Content, Group, Limit, Pool
 from model.requests import Kept, Request, Token
-from model.windows import is_usable, release_order
+from model.windows import Recurrent, Scratch, is_usable, release_order
 
 
 class Keeping:
@@ -20,7 +20,8 @@ class Keeping:
         self.on_duplicate = on_duplicate
         scan_resistant = {"priority_lru": False, "priority_slru": True}[policy]
         self.pools = [Pool(page_size, group, priority, scan_resistant=scan_resistant) for group in groups]
-        self.lead = next((pool for pool in self.pools if pool.keeps_all), self.pools[0])
+        leading = [pool for pool in self.pools if not isinstance(pool.kind, Scratch)]
+        self.lead = next((pool for pool in leading if pool.keeps_all), leading[0])
         """Of whose blocks the events tell."""
         self.requests: dict[object, Request] = {}
         self.pins: dict[int, list[dict[int, int]]] = {}
@@ -44,7 +45,9 @@ class Keeping:
         contents = [(namespace, tuple(tokens[: (block + 1) * self.page_size])) for block in range(reach)]
         present = [{block for block in range(reach) if contents[block] in pool.tree} for pool in self.pools]
         if request:
-            for row, there in zip(request.rows, present, strict=True):
+            for pool, row, there in zip(self.pools, request.rows, present, strict=True):
+                if isinstance(pool.kind, Scratch):
+                    continue
                 there -= {block for block in range(offered) if not row[block]}
                 there |= {block for block in range(offered) if row[block]}
         return max(
@@ -79,9 +82,9 @@ class Keeping:
             if self.is_remembered(content):
                 reused = block + 1
             for pool, row in zip(self.pools, request.rows, strict=True):
-                page = row[block]
-                if not page:
+                if not self._offers(request, pool, block) or not row[block]:
                     continue
+                page = row[block]
                 if content in pool.tree:
                     self._meet(request, pool, row, block, kept)
                     continue
@@ -104,6 +107,12 @@ class Keeping:
             self.mark_reused(request, pool, range(first, reused))
         self.counts["published_blocks"] += len(new)
         return new
+
+    def _offers(self, request: Request, pool: Pool, block: int) -> bool:
+        """Whether the page of a block is for others too: of states the snapshots are."""
+        if isinstance(pool.kind, Recurrent):
+            return pool.kind.keeps((block + 1) * self.page_size, request.context, self.page_size)
+        return not isinstance(pool.kind, Scratch)
 
     def _meet(self, request: Request, pool: Pool, row: list[int], block: int, kept: Kept | None) -> None:
         """The request has a page for a block that is stored."""
@@ -206,11 +215,12 @@ class Keeping:
     def _is_shared(self, request: Request, block: int) -> bool:
         """Whether in some group another session holds the stored page, or the request a page beside it."""
         content = request.content(block, self.page_size)
-        return any(
-            row[block] not in (NULL, pool.tree.get(content))
-            or (content in pool.tree and pool.references[pool.tree[content]] > bool(row[block]))
-            for pool, row in zip(self.pools, request.rows, strict=True)
-        )
+        for pool, row in zip(self.pools, request.rows, strict=True):
+            own = row[block] if pool.has_blocks or (block < len(row) and row[block] in pool.stored) else NULL
+            stored = pool.tree.get(content)
+            if own not in (NULL, stored) or (stored and pool.references[stored] > bool(own)):
+                return True
+        return False
 
     def _current(self, names: Sequence[object]) -> list[Request]:
         return [self.requests[name] for name in names if not self.requests[name].outdated]

@@ -12,7 +12,7 @@ from typing import Any
 from model.planning import Planning
 from model.pool import NULL, Group
 from model.requests import NoRoom, Plan, Request, Retention, Step, Token
-from model.windows import blocks_behind, needed_blocks, release_order
+from model.windows import Scratch, blocks_behind, needed_blocks, release_order
 
 
 class Ledger(Planning):
@@ -48,7 +48,14 @@ class Ledger(Planning):
 
     def fork(self, name: object, child: object) -> None:
         """The child holds every page of its parent that has computed tokens."""
-        self.requests[child] = self.requests[name].fork(child, self.page_size)
+        parent = self.requests[name]
+        self.requests[child] = forked = parent.fork(child, self.page_size)
+        if not self.has_states(parent, forked.processed, newest=parent.position):
+            forked.rows, forked.private = [[] for _ in self.pools], set()
+            self._start_over(forked)
+        for pool, row in zip(self.pools, forked.rows, strict=True):
+            if isinstance(pool.kind, Scratch):
+                row.clear()
         for pool, row in zip(self.pools, self.requests[child].rows, strict=True):
             for page in filter(None, row):
                 pool.hold(page)
@@ -99,6 +106,9 @@ class Ledger(Planning):
         if plan.load:
             return True
         for group, (pool, row) in enumerate(zip(self.pools, request.rows, strict=True)):
+            if not pool.has_blocks:
+                self.take_states(plan, group)
+                continue
             if plan.copied[group]:
                 self.copy_on_write(pool, row, plan.start // self.page_size)
             row += [self.take_page(pool) for _ in range(plan.fresh[group])]
@@ -116,6 +126,8 @@ class Ledger(Planning):
         for pool, row, hits, given_back in zip(
             self.pools, request.rows, plan.hits, plan.given_back, strict=True
         ):
+            if isinstance(pool.kind, Scratch):
+                continue
             for page in given_back:
                 pool.let_go(page)
                 pool.refresh_above(page)
@@ -193,6 +205,8 @@ class Ledger(Planning):
         """Gives back what no token reads that is still to be computed."""
         position = min(request.processed, len(request.known))
         for pool, row in zip(self.pools, request.rows, strict=True):
+            if isinstance(pool.kind, Scratch):
+                continue
             for block in sorted(blocks_behind(pool.kind, position, self.page_size)):
                 if row[block]:
                     pool.let_go(row[block])
@@ -243,6 +257,7 @@ class Ledger(Planning):
         length = len(rest)
         if length == len(request.tokens):
             return
+        newest = request.position
         self._drop_steps(request)
         self.drop_load(request)
         same = next((i for i, token in enumerate(rest) if token != request.tokens[i]), length)
@@ -250,12 +265,14 @@ class Ledger(Planning):
         rest_is_own = all(
             pool.is_writable(page)
             for pool, row in zip(self.pools, request.rows, strict=True)
+            if pool.has_blocks
             for page in row[whole:keep]
         )
         if same < length or not rest_is_own:
             keep = whole
         processed = min(request.processed, length, keep * self.page_size)
-        goes_on = self._can_go_on(request, processed)
+        goes_on = self._can_go_on(request, processed) and self.has_states(request, processed, newest)
+        self.drop_states(request, processed)
         self._give_back(request, keep if goes_on else 0, whole if goes_on else 0)
         request.tokens = list(rest)
         if goes_on:
@@ -273,6 +290,7 @@ class Ledger(Planning):
         return all(
             row[block]
             for pool, row in zip(self.pools, request.rows, strict=True)
+            if pool.has_blocks
             for block in needed_blocks(pool.kind, position, self.page_size)
             if block < self.blocks(position)
         )
@@ -284,6 +302,8 @@ class Ledger(Planning):
         above a page that somebody else stored: no block is evicted before one below it.
         """
         for pool, row in zip(self.pools, request.rows, strict=True):
+            if keep and isinstance(pool.kind, Scratch):
+                continue
             for block in release_order(pool.kind, len(row), self.page_size):
                 if block >= keep and row[block]:
                     pool.let_go(row[block])

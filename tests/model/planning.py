@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from model.copying import Copying
+from model.states import States
 from model.pool import Group, Pool
 from model.requests import NeverRoom, NoRoom, Plan, Request
-from model.windows import blocks_behind, needed_blocks
+from model.windows import Recurrent, Scratch, blocks_behind, needed_blocks
 
 
-class Planning(Copying):
+class Planning(States):
     """Plans, which change nothing."""
 
     def __init__(
@@ -34,6 +34,12 @@ class Planning(Copying):
         for plan in plans:
             self._check_size(plan)
             for group, (pool, row) in enumerate(zip(self.pools, plan.request.rows, strict=True)):
+                if not pool.has_blocks:
+                    block = self.state_block(plan.start)
+                    page = row[block] if block < len(row) else 0
+                    plan.copied[group] = self.must_copy_state(plan, group, leaving[group, page])
+                    leaving[group, page] += plan.copied[group]
+                    continue
                 for page in row[plan.start // self.page_size :][:1]:
                     if not plan.load and self.must_copy(pool, page, leaving[group, page]):
                         plan.copied[group] = True
@@ -51,6 +57,9 @@ class Planning(Copying):
         for pool in self.pools:
             now = needed_blocks(pool.kind, plan.start, self.page_size).union(written)
             last = needed_blocks(pool.kind, tokens - 1, self.page_size)
+            if isinstance(pool.kind, Recurrent | Scratch):
+                snapshots = isinstance(pool.kind, Recurrent) and (pool.kind.interval or pool.kind.last)
+                now = last = frozenset(range(2 if self.caching and snapshots else 1))
             if max(len(last), 0 if pool.keeps_all else len(now)) > pool.pages:
                 raise NeverRoom(request.name)
 
@@ -91,6 +100,12 @@ class Planning(Copying):
         plan = Plan(request, end, start, active, drafts, placeholder, missed, load, first_load)
         plan.reach = start + active + room
         for pool, row in zip(self.pools, request.rows, strict=True):
+            plan.hits.append(self._hits(request, pool, end))
+            plan.given_back.append(self._given_back(request, row, pool, end))
+            plan.copied.append(False)
+            if not pool.has_blocks:
+                plan.fresh.append(self.fresh_states(pool, row, start))
+                continue
             held = max(len(row), end)
             prompt = request.context if self.reserve == "prompt" and pool.keeps_all else 0
             wanted = self.blocks(max(plan.reach, prompt))
@@ -98,9 +113,6 @@ class Planning(Copying):
                 held = max(held, first_load + load)
                 wanted = self.blocks(len(request.tokens) + 2 * request.drafts)
             plan.fresh.append(load + max(0, wanted - held))
-            plan.hits.append(self._hits(request, pool, end))
-            plan.given_back.append(self._given_back(request, row, pool, end))
-            plan.copied.append(False)
         return plan
 
     def _hits(self, request: Request, pool: Pool, end: int) -> dict[int, int]:
@@ -111,13 +123,11 @@ class Planning(Copying):
 
     def _given_back(self, request: Request, row: Sequence[int], pool: Pool, end: int) -> list[int]:
         """Pages whose place the hits take, the last first; then those that are out of the window there."""
+        if isinstance(pool.kind, Scratch):
+            return []
         behind = blocks_behind(pool.kind, end * self.page_size, self.page_size)
         blocks = [
             *reversed(range(request.offered, min(end, len(row)))),
             *sorted(behind & set(range(request.offered))),
         ]
         return [row[block] for block in blocks if row[block]]
-
-    def blocks(self, tokens: int) -> int:
-        """That hold so many tokens."""
-        return -(-tokens // self.page_size)

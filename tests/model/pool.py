@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from model.windows import Full, Kind
+from model.windows import Full, Kind, Recurrent, Scratch
 
 Content = tuple[object, tuple[int | None, ...]]
 """A block's identity: (namespace, all tokens from the first to the block's last)."""
@@ -62,6 +62,11 @@ class Pool:
     def keeps_all(self) -> bool:
         """Whether no block goes before its request does."""
         return isinstance(self.kind, Full)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a page is a block with its tokens' KV."""
+        return not isinstance(self.kind, Recurrent | Scratch)
 
     @property
     def free(self) -> int:

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import pagekeeper as pk
 from model.live import Live
-from model.memory import prefix_values
-from model.pool import Limit
+from model.memory import PageMemory, prefix_values
+from model.pool import Limit, Pool
 from model.requests import Kept, NeverRoom, NoRoom, Retention
 from model.stage import MAX_BATCH, NAMESPACES, Stage
 from model.tables import expected_tables
-from model.windows import Full
+from model.windows import Full, Recurrent, Scratch
 
 WRONG = -7
 """What a draft that was not right leaves in its cell."""
@@ -35,7 +36,7 @@ class Serving(Stage, ABC):
             start = self.random.randrange(len(tokens))
             image = self.random.randint(1, 2), start, min(self.random.randint(1, 5), len(tokens) - start)
         no_read, no_store = self.random.random() < 0.08, self.random.random() < 0.08
-        drafts = self.random.choice([0, 0, 0, 1, 3])
+        drafts = 0 if self.keeps_states else self.random.choice([0, 0, 0, 1, 3])
         kept = self.retention(len(tokens)) if self.random.random() < 0.3 else None
         options = f"{NAMESPACES[namespace]} {image=} {no_read=} {no_store=} {drafts=} {kept}"
         self.note(f"claim #{len(self.live)} {options} {tokens}")
@@ -110,6 +111,9 @@ class Serving(Stage, ABC):
             return
         self.kv.alloc(self.form(batch), num_tokens=given)
         for name, pool, memory in zip(self.names, self.model.pools, self.memories, strict=True):
+            fills = self.kv.take_page_fills(name).tolist()
+            assert fills == self.model.take_page_fills(pool)
+            memory.cells[fills] = 0
             copies = self.kv.take_page_copies(name).tolist()
             assert copies == self.model.take_page_copies(pool)
             for source, destination in copies:
@@ -230,6 +234,9 @@ class Serving(Stage, ABC):
             values = prefix_values(one.namespace, one.atoms(one.truth[:end]))
             assert len(values) == end
             for pool, memory, row in zip(self.model.pools, self.memories, request.rows, strict=True):
+                if not pool.has_blocks:
+                    self.work(one, pool, memory, row[-1], values, start)
+                    continue
                 seen = pool.kind.sees(start, np.arange(start))
                 assert (memory.read(row, start) == values[:start])[seen].all(), "a hit reads foreign KV"
             sampled: list[int] = []
@@ -243,10 +250,25 @@ class Serving(Stage, ABC):
             one.sampled.append(sampled)
             guessed = np.full(reach - len(values), WRONG) if reach > len(values) else values[:0]
             for pool, memory, row in zip(self.model.pools, self.memories, request.rows, strict=True):
+                if not pool.has_blocks:
+                    continue
                 written = row[start // self.page_size : -(-reach // self.page_size)]
                 assert len(written) == -(-reach // self.page_size) - start // self.page_size
                 assert all(pool.is_writable(page) for page in written), "a forward writes to a shared page"
                 memory.write(row, start, np.concatenate([values[start:], guessed]))
+
+    def work(
+        self, one: Live, pool: Pool, memory: PageMemory, page: int, values: NDArray[np.int64], start: int
+    ) -> None:
+        """The forward reads a state that the tokens before `start` went into, or its own memory, and writes it."""
+        assert pool.is_writable(page), "a forward writes to a shared page"
+        (cell, *_), mark = memory.cells[page], hash(one.ctx.request_id)
+        if isinstance(pool.kind, Scratch):
+            assert cell in (0, mark), "somebody else's memory to work in"
+            memory.cells[page, 0] = mark
+        else:
+            assert cell == (values[start - 1] if start else 0), "a forward goes on from another state"
+            memory.cells[page, 0] = values[-1]
 
     def check_tables(self, batch: Sequence[Live]) -> None:
         form: Any = self.random.choice(["max", "vllm", "flashinfer", None])
@@ -256,6 +278,10 @@ class Serving(Stage, ABC):
         self.model.close_step()
         requests = [self.request(one) for one in batch]
         for group, name in enumerate(self.names):
+            if not self.model.pools[group].has_blocks:
+                (states,) = (inputs if name is None else inputs[name]).states
+                assert states.indices.tolist() == [request.rows[group][-1] for request in requests]
+                continue
             tables = inputs[0] if name is None else inputs[name][0]
             expected = expected_tables(
                 form,
@@ -307,10 +333,23 @@ class Serving(Stage, ABC):
         request = self.request(one)
         values = prefix_values(one.namespace, one.atoms(one.truth[: request.processed]))
         assert one.ctx.tokens.all.tolist() == one.truth[: len(request.known)]
-        for memory, row in zip(self.memories, request.rows, strict=True):
+        for pool, memory, row in zip(self.model.pools, self.memories, request.rows, strict=True):
+            if not pool.has_blocks:
+                self.check_states(one, pool, memory, row)
+                continue
             kept = np.repeat(np.array(row) > 0, self.page_size)[: request.processed]
             cells = memory.read(row, request.processed)
             assert (cells == values)[kept].all(), "computed KV was overwritten"
+
+
+    def check_states(self, one: Live, pool: Pool, memory: PageMemory, row: Sequence[int]) -> None:
+        """Each state is that after its block, and the live one that after the newest token."""
+        request = self.request(one)
+        values = prefix_values(one.namespace, one.atoms(one.truth[: request.position]))
+        for block, page in enumerate(row):
+            if page and isinstance(pool.kind, Recurrent):
+                end = min((block + 1) * self.page_size, request.position)
+                assert memory.cells[page, 0] == values[end - 1], "a state was overwritten"
 
 
 def config_of(kept: Retention) -> pk.RetentionConfig:

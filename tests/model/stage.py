@@ -15,7 +15,8 @@ from model.memory import PageMemory
 from model.pool import Group
 from model.requests import Request
 from model.tier import Tier
-from model.windows import Chunked, Full, Kind, Window
+from model.windows import Chunked, Full, Kind, Recurrent, Scratch, Window
+from pagekeeper import params as pkp
 from pagekeeper.params import ChunkedLocal, FullAttention, MultiKVCacheParams, SlidingWindow
 
 NAMESPACES: tuple[dict[str, Any], ...] = (
@@ -32,6 +33,8 @@ KINDS: dict[type[Kind], Callable[[Any], Any]] = {
     Full: lambda kind: FullAttention(),
     Window: lambda kind: SlidingWindow(kind.tokens, sink_tokens=kind.sinks),
     Chunked: lambda kind: ChunkedLocal(kind.tokens),
+    Recurrent: lambda kind: pkp.Recurrent(kind.interval or None, save_last_snapshot=kind.last),
+    Scratch: lambda kind: pkp.Scratch(),
 }
 """What the user writes for a kind of the model."""
 
@@ -75,20 +78,8 @@ class Stage:
         self.tier = Tier(self.memories[0]) if tiered and caching else None
         options = {"max_num_input_tokens": chunk, "reserve": reserve, "max_seq_len": self.max_seq_len}
         self.trace = [f"page_size={self.page_size} {groups=} {behaviour} {options} tier={bool(self.tier)}"]
-        params = [
-            pk.MHAKVCacheParams(
-                dtype="float32",
-                n_kv_heads=1,
-                head_dim=8,
-                num_layers=1,
-                page_size=self.page_size,
-                devices=["cpu"],
-                kv_hash_seed="5a" * 32,
-                kind=KINDS[type(group.kind)](group.kind),
-                **behaviour,
-            )
-            for group in groups
-        ]
+        common = {"page_size": self.page_size, "devices": ["cpu"], "kv_hash_seed": "5a" * 32, **behaviour}
+        params = [group_params(group.kind, common) for group in groups]
         self.params = params[0]
         self.names: list[str | None] = [None]
         """Of the groups, as the manager's calls take them."""
@@ -126,7 +117,8 @@ class Stage:
         self.live: list[Live] = []
         self.gone: list[tuple[Any, int]] = []
         """Released contexts with the slots they had."""
-        longest = min(min(group.pages for group in groups) * self.page_size, 70) * 3 // 4
+        blocks = [group.pages for group in groups if not isinstance(group.kind, Recurrent | Scratch)]
+        longest = min(min(blocks, default=70) * self.page_size, 70) * 3 // 4
         stems = 2
         if self.tier is not None:  # more than the pool holds is asked for again
             longest, stems = longest * 2 // 3, 5
@@ -140,13 +132,23 @@ class Stage:
     def random_groups(self) -> list[Group]:
         """One to four groups, of windows that are mostly shorter than what comes."""
         most = 24 if self.page_size < 16 else 8
-        groups = []
+        groups, states = [], self.random.random() < 0.5
         for _ in range(self.random.choice([1, 2, 2, 2, 3, 3, 4])):
             tokens = self.random.choice([1, 2, 3, 4, 5, 7, 8, 16, 20, 33])
             sinks = self.random.choice([0, 0, 0, 1, self.page_size, self.page_size + 2])
-            kinds: list[Kind] = [Full(), Window(tokens, sinks), Window(tokens, sinks), Chunked(tokens)]
+            windows: list[Kind] = [Window(tokens, sinks), Window(tokens, sinks)]
+            kinds: list[Kind] = [Full(), *windows, Chunked(tokens)]
+            if states:
+                interval = self.random.choice([0, 1, 2, 5]) * self.page_size
+                kinds += [Recurrent(interval, self.random.random() < 0.7)] * 3 + [Scratch()]
             groups.append(Group(self.random.choice(kinds), self.random.randint(3, most)))
+        if all(isinstance(group.kind, Scratch) for group in groups):
+            groups.append(Group(Full(), most))
         return groups
+
+    @property
+    def keeps_states(self) -> bool:
+        return any(isinstance(group.kind, Recurrent) for group in self.groups)
 
     def note(self, line: str) -> None:
         self.trace.append(line)
@@ -212,3 +214,14 @@ class Stage:
         moved = {name for name, count in after.items() if count != counts[name]}
         assert moved <= {"failed_allocs", "connector_errors"}, f"a refused call counted {moved}"
         return caught.value
+
+
+def group_params(kind: Kind, common: dict[str, Any]) -> Any:
+    """What the user says of a group."""
+    given = KINDS[type(kind)](kind)
+    if isinstance(kind, Recurrent | Scratch):
+        state = pkp.RecurrentState("state", (4,), "float32")
+        return pkp.RecurrentKVCacheParams(states=[state], num_layers=1, kind=given, **common)
+    return pk.MHAKVCacheParams(
+        dtype="float32", n_kv_heads=1, head_dim=8, num_layers=1, kind=given, **common
+    )

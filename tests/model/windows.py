@@ -41,7 +41,37 @@ class Chunked:
         return (token <= query) & (query // self.tokens == token // self.tokens)
 
 
-Kind: TypeAlias = Full | Window | Chunked
+@dataclass(frozen=True)
+class Recurrent:
+    """Of those before it, the state that they went into: the token before it stands for them.
+
+    States after multiples of `interval` tokens are kept for others, and with `last` the one at the end of a prompt's
+    last block that does not have its last token.
+    """
+
+    interval: int = 0
+    last: bool = False
+
+    def sees(self, query: Any, token: Any) -> Any:
+        return (token <= query) & (query - token < 2)
+
+    def keeps(self, position: int, prompt: int, page_size: int) -> bool:
+        """Whether the state after so many tokens is for others, of a request with so long a prompt."""
+        if position == 0 or position % page_size:
+            return False
+        end = (prompt - 1) // page_size * page_size
+        return bool(self.interval and position % self.interval == 0) or (self.last and position == end)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Itself: the request has one page to work in."""
+
+    def sees(self, query: Any, token: Any) -> Any:
+        return token == query
+
+
+Kind: TypeAlias = Full | Window | Chunked | Recurrent | Scratch
 
 
 @cache

@@ -189,6 +189,9 @@ impl Ledger {
                 "max_seq_len: missing; where no group keeps all tokens, their pages bound no request",
             ));
         }
+        if groups.iter().all(|group| group.kind.lasts()) {
+            return Err(PyValueError::new_err("groups: all are scratch; one must keep what tokens leave"));
+        }
         let config = LedgerConfig {
             page_size,
             groups,

@@ -145,7 +145,7 @@ impl Ledger {
         for (block, &node) in sequence.nodes.iter().enumerate().rev() {
             let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
             let read_along = self.config.group_ids().any(|group| {
-                let (stored, held) = (self.tree.page(node, group), sequence.row(group).page(block));
+                let (stored, held) = (self.tree.page(node, group), self.block_page(sequence, group, block));
                 // Another session's, where this one kept a twin.
                 let is_twin = held.is_some() && held != stored;
                 is_twin || stored.is_some_and(|it| self.pools[group].refs(it) > u32::from(held.is_some()))

@@ -62,6 +62,12 @@ impl Ledger {
         u32::from(start == 0)
     }
 
+    /// The request's page for a published block: a state at its end need not be stored, and is none then.
+    pub(crate) fn block_page(&self, sequence: &Sequence, group: GroupId, block: usize) -> Option<PageId> {
+        let stands = |page: &PageId| self.config.kind(group).has_blocks() || self.pools[group].node(*page).is_some();
+        sequence.row(group).page(block).filter(stands)
+    }
+
     /// Whether a planned step goes on from a copy of its state: it goes on from a hit, the state is a snapshot, or
     /// another request or a mover holds the page. The last of several holders in one batch keeps it.
     pub(crate) fn must_copy_state(

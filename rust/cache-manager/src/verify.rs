@@ -225,11 +225,7 @@ impl Ledger {
             }
             let anchored = sequence.anchored.binary_search(&(block as u32)).is_ok();
             for group in self.config.group_ids() {
-                let held = sequence.row(group).page(block);
-                // A state at the end of a block need not be stored.
-                let held = held.filter(|&page| {
-                    self.config.kind(group).has_blocks() || self.pools[group].node(page).is_some()
-                });
+                let held = self.block_page(sequence, group, block);
                 if !anchored && held.is_some() && self.tree.page(node, group) != held {
                     return Err(format!("block {block} is on another page in the tree"));
                 }

@@ -73,7 +73,9 @@ impl Ledger {
             WritePolicy::Selective { min_priority: Some(least), .. } => {
                 let Some(sequence) = self.slots.get(slot) else { return };
                 let row = sequence.row(GroupId::FIRST);
-                let kept = |&block: &usize| self.pool().priority(row.pages[block]) >= least;
+                let kept = |&block: &usize| {
+                    row.page(block).is_some_and(|page| self.pool().priority(page) >= least)
+                };
                 let blocks: Vec<usize> = self.published.iter().copied().filter(kept).collect();
                 self.offload_blocks(slot, &blocks);
             }
@@ -86,9 +88,10 @@ impl Ledger {
         let WritePolicy::OnEvict { .. } = self.config.write_policy else { return };
         let Some(sequence) = self.slots.get(slot) else { return };
         for &block in &self.published {
+            let Some(page) = sequence.row(GroupId::FIRST).page(block) else { continue };
             let key = sequence.guards.as_ref().map(|guards| BlockKey::of(&sequence.chain, guards, block));
             let published = key.map(|key| (key, sequence.place(block)));
-            self.demotion.published(sequence.row(GroupId::FIRST).pages[block], published);
+            self.demotion.published(page, published);
         }
     }
 
