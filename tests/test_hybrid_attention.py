@@ -55,6 +55,8 @@ def play(groups: int, states: int, first_seed: int, sessions: int) -> Counter[st
             happened += session.run(calls=80)
         except Exception as error:
             calls = "\n".join(session.trace)
-            error.add_note(f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups, {states} of states\n{calls}")
+            error.add_note(
+                f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups, {states} of states\n{calls}"
+            )
             raise
     return happened

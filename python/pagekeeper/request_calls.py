@@ -217,19 +217,15 @@ class RequestCalls:
             self._connector.wait_for_loads()
         if self._groups.is_plain and not self._groups.names:
             tables, copies = self._tables[0].write(batches[0], form)
-            return KVCacheInputs(form, (tables,), self._copy_pages(0, copies))
+            return _inputs(form, tables, self._copy_pages(0, copies))
         written = [writer.write(batches[0], form) for writer in self._tables]
-        inputs = []
+        inputs: list[KVCacheInputs[Tables]] = []
         for group, (tables, copies) in enumerate(written):
             fills = self._core.take_page_fills(group)
             if self._pools:
                 self._pools[group].fill_pages(fills)  # before copies into them
                 fills = NO_FILLS
-            copies = self._copy_pages(group, copies)
-            if isinstance(tables, StateTables):
-                inputs.append(KVCacheInputs(form, (), copies, fills, states=(tables,)))
-            else:
-                inputs.append(KVCacheInputs(form, (tables,), copies, fills))
+            inputs.append(_inputs(form, tables, self._copy_pages(group, copies), fills))
         if not self._groups.names:
             return inputs[0]
         return KVCacheInputs(form, groups=self._groups.by_name(inputs))
@@ -376,3 +372,12 @@ class RequestCalls:
         if self.max_num_input_tokens is None:
             return most
         return min(most, self.max_batch_size * (self.max_num_input_tokens + num_draft_tokens))
+
+
+def _inputs(
+    form: Form, tables: Tables | StateTables, copies: NDArray[np.int32], fills: NDArray[np.int32] = NO_FILLS
+) -> KVCacheInputs[Tables]:
+    """The inputs of one group."""
+    if isinstance(tables, StateTables):
+        return KVCacheInputs(form, (), copies, fills, states=(tables,))
+    return KVCacheInputs(form, (tables,), copies, fills)

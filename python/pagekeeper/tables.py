@@ -133,8 +133,8 @@ class StateTables:
     """What kernels of recurrent layers, and kernels with scratch memory, read.
 
     Attributes:
-        indices: page of each request, from which a forward reads its state and to which it writes the new one;
-            int32 [batch]. The null page for padding. A request without a state has a page of zeros.
+        indices: page of each request, from which a forward reads its state and to which it writes the new
+            one; int32 [batch]. The null page for padding. A request without a state has a page of zeros.
         query_start_loc: where each request's computed tokens begin; int32 [batch + 1].
         max_query_len: most tokens that this forward computes for one request.
     """
@@ -162,8 +162,8 @@ class KVCacheInputs(Generic[_Tables]):
         states: one `StateTables` a replica, for such a group: `inputs["mamba"].states[0].indices`.
         page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
             destination. Mostly empty, and always when the manager has pools: it copies there itself.
-        page_fills: pages to zero before that; int32 [pages]. They are new states, and pages that another group
-            had in shared memory. Empty when the manager has pools.
+        page_fills: pages to zero before that; int32 [pages]. They are new states, and pages that another
+            group had in shared memory. Empty when the manager has pools.
         groups: the inputs of each group of layers by name, where there are several; there are no `replicas`
             then: `inputs["full"][0].lookup_table`.
     """
@@ -208,7 +208,8 @@ class KVCacheInputs(Generic[_Tables]):
         return iter(self.replicas)
 
     def __repr__(self) -> str:
-        return f"KVCacheInputs(form={self.form!r}, {f'states={self.states!r}' if self.states else f'replicas={self.replicas!r}'})"
+        tables = f"states={self.states!r}" if self.states else f"replicas={self.replicas!r}"
+        return f"KVCacheInputs(form={self.form!r}, {tables})"
 
 
 class TableWriter:
@@ -290,9 +291,7 @@ class _Buffer(ABC):
         self.staging = staging
 
     @abstractmethod
-    def write(
-        self, ledger: Ledger, batch: Batch, group: int
-    ) -> tuple[Tables | StateTables, BatchShape]: ...
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[Tables | StateTables, BatchShape]: ...
 
 
 class _MaxBuffer(_Buffer):

@@ -139,8 +139,8 @@ class Session:
         self.empty = self.room()
         for group in self.groups:
             self.kv.get_buffers(LAYER, group=group.name).fill_(torch.nan)
-        for states in self.states:
-            self.pool_of(states).fill(np.nan)
+        for group_of_states in self.states:
+            self.pool_of(group_of_states).fill(np.nan)
         self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(LONGEST * 2 // 3)] for _ in range(3)]
         self.live: list[Live] = []
         self.scratch: dict[tuple[str, object], float] = {}
@@ -161,7 +161,9 @@ class Session:
     def state_group(self, name: str) -> States:
         choose: Any = self.random.choice
         interval = choose([None, 1, 2, 3])
-        recurrent = Recurrent(interval and interval * self.page_size, save_last_snapshot=choose([True, False]))
+        recurrent = Recurrent(
+            interval and interval * self.page_size, save_last_snapshot=choose([True, False])
+        )
         kind = choose([recurrent, recurrent, Scratch()])
         return States(name, kind, 2 * MAX_BATCH + choose([1, 5, 40]), values=choose([3, 4, 64]))
 
@@ -396,7 +398,7 @@ class Session:
 
     def room(self) -> list[pk.BlockCount]:
         """Of each group, and of all."""
-        names = [group.name for group in (*self.groups, *self.states)]
+        names = [*(group.name for group in self.groups), *(group.name for group in self.states)]
         return [self.kv.block_count(group=name) for name in (*names, None)]
 
     def held(self) -> int:

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from model.states import States
 from model.pool import Group, Pool
 from model.requests import NeverRoom, NoRoom, Plan, Request
+from model.states import States
 from model.windows import Recurrent, Scratch, blocks_behind, needed_blocks
 
 

@@ -260,7 +260,7 @@ class Serving(Stage, ABC):
     def work(
         self, one: Live, pool: Pool, memory: PageMemory, page: int, values: NDArray[np.int64], start: int
     ) -> None:
-        """The forward reads a state that the tokens before `start` went into, or its own memory, and writes it."""
+        """The forward goes on from the state after the tokens before `start`, or in its own memory."""
         assert pool.is_writable(page), "a forward writes to a shared page"
         (cell, *_), mark = memory.cells[page], hash(one.ctx.request_id)
         if isinstance(pool.kind, Scratch):
@@ -340,7 +340,6 @@ class Serving(Stage, ABC):
             kept = np.repeat(np.array(row) > 0, self.page_size)[: request.processed]
             cells = memory.read(row, request.processed)
             assert (cells == values)[kept].all(), "computed KV was overwritten"
-
 
     def check_states(self, one: Live, pool: Pool, memory: PageMemory, row: Sequence[int]) -> None:
         """Each state is that after its block, and the live one that after the newest token."""

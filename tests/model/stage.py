@@ -222,6 +222,4 @@ def group_params(kind: Kind, common: dict[str, Any]) -> Any:
     if isinstance(kind, Recurrent | Scratch):
         state = pkp.RecurrentState("state", (4,), "float32")
         return pkp.RecurrentKVCacheParams(states=[state], num_layers=1, kind=given, **common)
-    return pk.MHAKVCacheParams(
-        dtype="float32", n_kv_heads=1, head_dim=8, num_layers=1, kind=given, **common
-    )
+    return pk.MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=8, num_layers=1, kind=given, **common)

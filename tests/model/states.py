@@ -43,7 +43,7 @@ class States(Copying):
         return int(not row if isinstance(pool.kind, Scratch) else start == 0)
 
     def must_copy_state(self, plan: Plan, group: int, leaving: int) -> bool:
-        """Whether a forward goes on from a copy of its state, which a hit, or others, or others to come have."""
+        """Whether a forward goes on from a copy of its state: others have it, or are going to."""
         request, pool = plan.request, self.pools[group]
         if not isinstance(pool.kind, Recurrent) or not plan.start:
             return False

@@ -45,8 +45,8 @@ class Chunked:
 class Recurrent:
     """Of those before it, the state that they went into: the token before it stands for them.
 
-    States after multiples of `interval` tokens are kept for others, and with `last` the one at the end of a prompt's
-    last block that does not have its last token.
+    States after multiples of `interval` tokens are kept for others, and with `last` the one at the end of a
+    prompt's last block that does not have its last token.
     """
 
     interval: int = 0

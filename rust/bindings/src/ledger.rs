@@ -10,7 +10,8 @@ use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::{PolicyError, Priority};
 use cache_manager::{
-    Group, GroupKind, LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, Snapshots, WritePolicy,
+    Group, GroupKind, LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, Snapshots,
+    WritePolicy,
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;

@@ -154,7 +154,8 @@ impl LedgerConfig {
     /// else the first with blocks.
     pub(crate) fn lead(&self) -> GroupId {
         let kinds = || self.groups.iter().map(|group| group.kind);
-        let lead = kinds().position(|kind| !kind.forgets()).or_else(|| kinds().position(|kind| !kind.lasts()));
+        let lead =
+            kinds().position(|kind| !kind.forgets()).or_else(|| kinds().position(|kind| !kind.lasts()));
         GroupId(lead.unwrap_or(0) as u8)
     }
 }

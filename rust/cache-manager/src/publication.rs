@@ -39,10 +39,7 @@ impl Ledger {
 
     fn publishes(&self, slot: SlotId) -> bool {
         self.config.prefix_caching
-            && self
-                .slots
-                .get(slot)
-                .is_some_and(|sequence| sequence.stores() && sequence.epoch == self.epoch)
+            && self.slots.get(slot).is_some_and(|sequence| sequence.stores() && sequence.epoch == self.epoch)
     }
 
     fn publish_up_to(&mut self, slot: SlotId, computed: usize) {

@@ -64,7 +64,8 @@ impl Ledger {
 
     /// The request's page for a published block: a state at its end need not be stored, and is none then.
     pub(crate) fn block_page(&self, sequence: &Sequence, group: GroupId, block: usize) -> Option<PageId> {
-        let stands = |page: &PageId| self.config.kind(group).has_blocks() || self.pools[group].node(*page).is_some();
+        let stands =
+            |page: &PageId| self.config.kind(group).has_blocks() || self.pools[group].node(*page).is_some();
         sequence.row(group).page(block).filter(stands)
     }
 
@@ -98,7 +99,8 @@ impl Ledger {
     /// Carries out what a plan says of a group of states: the live page comes to the block of the step's last token.
     pub(crate) fn move_state(&mut self, plan: &Plan, group: GroupId, pages: NewPages) {
         let page_size = self.config.page_size;
-        let (from, to) = (state_block(plan.start, page_size) as usize, state_block(plan.end, page_size) as usize);
+        let (from, to) =
+            (state_block(plan.start, page_size) as usize, state_block(plan.end, page_size) as usize);
         if pages.count() > 0 {
             self.take(group, 1);
         }

@@ -73,9 +73,8 @@ impl Ledger {
             WritePolicy::Selective { min_priority: Some(least), .. } => {
                 let Some(sequence) = self.slots.get(slot) else { return };
                 let row = sequence.row(GroupId::FIRST);
-                let kept = |&block: &usize| {
-                    row.page(block).is_some_and(|page| self.pool().priority(page) >= least)
-                };
+                let kept =
+                    |&block: &usize| row.page(block).is_some_and(|page| self.pool().priority(page) >= least);
                 let blocks: Vec<usize> = self.published.iter().copied().filter(kept).collect();
                 self.offload_blocks(slot, &blocks);
             }

@@ -14,6 +14,8 @@ fn reads(kind: GroupKind, query: u32, key: u32) -> bool {
             GroupKind::Full => true,
             GroupKind::Window { window, sinks } => key < sinks || query - key < window,
             GroupKind::Chunked { chunk } => query / chunk == key / chunk,
+            GroupKind::Recurrent(_) => query - key < 2, // the state after the token before it
+            GroupKind::Scratch => query == key,
         }
 }
 
@@ -25,6 +27,7 @@ fn read_by_later(kind: GroupKind, page_size: u32, hit: u32, block: u32) -> bool 
         GroupKind::Full => 1,
         GroupKind::Window { window, .. } => window,
         GroupKind::Chunked { chunk } => chunk,
+        GroupKind::Recurrent(_) | GroupKind::Scratch => 1,
     };
     let tokens = block * page_size..(block + 1) * page_size;
     (first..=first + period).any(|query| tokens.clone().any(|key| key < first && reads(kind, query, key)))
@@ -35,6 +38,8 @@ fn kinds() -> impl Strategy<Value = GroupKind> {
         Just(FULL),
         (1u32..20, 0u32..7).prop_map(|(tokens, sinks)| window(tokens, sinks)),
         (1u32..20).prop_map(|chunk| GroupKind::Chunked { chunk }),
+        Just(GroupKind::Recurrent(Snapshots::default())),
+        Just(GroupKind::Scratch),
     ]
 }
 
