@@ -13,6 +13,13 @@ from model.engine import claimed, compute, free, hit, manager, prefilled, row, s
 PROMPT = list(range(10, 30))
 
 
+def forward(kv: pk.PagedKVCacheManager, *batch: pk.TextContext, num_tokens: int | None = None) -> None:
+    """Computes what `alloc` plans, behind the page copies that go before it."""
+    kv.alloc(list(batch), num_tokens=num_tokens)
+    kv.take_page_copies()
+    kv.step(list(batch))
+
+
 # A second request with the same prompt
 
 
@@ -49,7 +56,7 @@ def test_continuations_take_a_page_each_where_a_block_begins_and_nowhere_else() 
     for token in range(6):
         for beam, ctx in enumerate(beams):
             ctx.update(100 * beam + token)
-        compute(kv, *beams)
+        forward(kv, *beams)
         used.append(kv.block_count().used)
     assert used == [5, 5, 5, 5, 8, 8]  # two shared blocks, and a block of each from token 8 and from token 12
 
@@ -61,7 +68,7 @@ def test_four_continuations_share_full_blocks_and_have_tails_of_their_own(prompt
     beams = [first, *(kv.fork(first) for _ in range(3))]
     for token, ctx in enumerate(beams):
         ctx.update(token)
-    compute(kv, *beams)
+    forward(kv, *beams)
     assert kv.block_count().used == used
     tails = {row(kv, ctx)[-1] for ctx in beams}
     assert len(tails) == 4
@@ -104,7 +111,7 @@ def test_after_random_prompts_that_are_cut_and_given_up_no_page_is_used(page_siz
         live.append(claimed(kv, prompt))
         batch = [ctx for ctx in live if ctx.processed_length < len(ctx)]
         try:
-            compute(kv, *batch, num_tokens=draw.randint(1, 100))
+            forward(kv, *batch, num_tokens=draw.randint(1, 100))
         except pk.InsufficientBlocksError:
             kv.release(live)
             live = []

@@ -19,16 +19,17 @@ def evict(kv: pk.PagedKVCacheManager, pages: int) -> None:
     store(kv, range(100_000, 100_000 + pages * size), no_store=True)
 
 
-# Hits over missing blocks. A window's blocks go head to tail, behind the page of the last token
+# Hits over missing blocks. Of a window the blocks go head to tail, behind pages that stand for nothing
 
 
 def test_a_block_that_the_window_has_passed_may_be_missing() -> None:
-    kv = grouped({"full": FullAttention(), "window": SlidingWindow(12)}, {"full": 40, "window": 8})
-    store(kv, range(29))
-    evict(kv, 2)  # in the window the page of token 28 and that of block 0
-    ctx = claimed(kv, range(28))
+    kv = grouped({"full": FullAttention(), "window": SlidingWindow(12)}, {"full": 40, "window": 7})
+    store(kv, range(28))
+    evict(kv, 1)  # block 0 of the window
+    # Token 24 reads 13 to 24, blocks 3 to 6. The block of a prompt's last token is not looked for.
+    assert hit(kv, range(28)) == 24
+    ctx = claimed(kv, [*range(24), 90])
     kv.alloc(ctx)
-    # Token 24 reads 13 to 24, blocks 3 to 6. The last token of the prompt is not looked for.
     assert ctx.cached_prefix_length == 24
     assert rows(kv, ctx)["window"][:6] == [0, 0, 0, 4, 5, 6]
 
@@ -39,18 +40,18 @@ def test_a_block_that_the_window_has_passed_may_be_missing() -> None:
 def test_a_missing_block_ends_the_hit_until_the_window_has_passed_it(length: int, found: int) -> None:
     kinds = {"full": FullAttention(), "narrow": SlidingWindow(4), "wide": SlidingWindow(12)}
     kv = grouped(kinds, {"full": 40, "narrow": 8, "wide": 8})
-    store(kv, range(29))
-    store(kv, range(9))  # blocks 0 and 1 are the newest of `wide`
-    evict(kv, 2)  # the page of a last token, and in `wide` block 2, in `narrow` block 0
+    store(kv, range(28))
+    store(kv, [*range(8), 90], no_store=True)  # blocks 0 and 1 are the newest of `wide`
+    evict(kv, 2)  # the page that token 90 had, and in `wide` block 2, in `narrow` block 0
     # Block 2 ends with token 11. Tokens from 23 on do not read it, and the first such block border is 24.
     assert hit(kv, range(length)) == found
 
 
 @pytest.mark.parametrize(("window", "found"), [(1, 12), (2, 12), (4, 12), (5, 12), (6, 0)])
 def test_a_window_of_a_page_or_less_needs_the_last_block_alone(window: int, found: int) -> None:
-    kv = grouped({"window": SlidingWindow(window)}, 4, max_seq_len=16)
-    store(kv, range(13))
-    evict(kv, 3)  # the page of the last token, and blocks 0 and 1
+    kv = grouped({"window": SlidingWindow(window)}, 3, max_seq_len=16)
+    store(kv, range(12))
+    evict(kv, 2)  # blocks 0 and 1
     # Token 12 reads from 12 - window + 1 on: in block 2 down to token 8, which is a window of 5.
     assert hit(kv, range(13)) == found
 
@@ -62,9 +63,9 @@ def test_case_61_a_prompt_that_parts_in_the_last_block_needs_one_block_more_than
     # A window of 1,024 has 64 blocks of 16. With blocks 64 to 127 alone, the 63 before the border of 2,032
     # are one too few; block 63 holds token 1,009, the first that token 2,032 reads.
     kinds = {"full": FullAttention(), "window": SlidingWindow(1024)}
-    kv = grouped(kinds, {"full": 300, "window": 129}, page_size=16)
-    store(kv, range(2049))
-    evict(kv, 1 + gone)
+    kv = grouped(kinds, {"full": 300, "window": 128}, page_size=16)
+    store(kv, range(2048))
+    evict(kv, gone)
     assert hit(kv, [*range(2040), *range(9000, 9008)]) == found
 
 
@@ -173,13 +174,13 @@ def test_a_page_that_others_took_behind_the_window_is_theirs() -> None:
 
 def test_a_block_that_one_group_has_lost_is_stored_there_anew_and_kept_in_the_other() -> None:
     kv = grouped({"full": FullAttention(), "window": SlidingWindow(6)}, {"full": 16, "window": 4})
-    first = store(kv, range(13))
-    evict(kv, 3)  # of the window the page of the last token, and blocks 0 and 1
+    first = store(kv, range(12))
+    evict(kv, 3)  # of the window the page that nobody had, and blocks 0 and 1
     assert hit(kv, range(9)) == 0
-    second = prefilled(kv, range(9))
+    second = prefilled(kv, [*range(8), 90])
     assert rows(kv, second)["full"][:2] == first["full"][:2]
     assert hit(kv, range(9)) == 8
-    third = claimed(kv, range(9))
+    third = claimed(kv, [*range(8), 91])
     kv.alloc(third)
     assert third.cached_prefix_length == 8
     assert rows(kv, third)["full"][:2] == first["full"][:2]
