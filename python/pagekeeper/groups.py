@@ -145,8 +145,8 @@ class Groups:
     def native(self, memory: GroupMemory) -> list[tuple[str, int, int, int]]:
         """What the ledger is told of each group: its kind, two numbers of that kind, and its pages.
 
-        They are tokens of the window and sinks, or of the chunk and 0, or between snapshots, and 1 if there is
-        a last one.
+        They are tokens of the window and sinks, or of the chunk and 0, or between snapshots, and 1 for a last
+        one.
         """
         told = []
         for group, count in zip(self.params, memory.pages, strict=True):

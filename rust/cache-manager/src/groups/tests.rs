@@ -24,10 +24,9 @@ fn read_by_later(kind: GroupKind, page_size: u32, hit: u32, block: u32) -> bool 
     let first = hit * page_size;
     // Whatever is read later than a whole period on is read then too.
     let period = match kind {
-        GroupKind::Full => 1,
+        GroupKind::Full | GroupKind::Recurrent(_) | GroupKind::Scratch => 1,
         GroupKind::Window { window, .. } => window,
         GroupKind::Chunked { chunk } => chunk,
-        GroupKind::Recurrent(_) | GroupKind::Scratch => 1,
     };
     let tokens = block * page_size..(block + 1) * page_size;
     (first..=first + period).any(|query| tokens.clone().any(|key| key < first && reads(kind, query, key)))
