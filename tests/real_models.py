@@ -23,10 +23,14 @@ class Heads:
 
 @dataclass(frozen=True)
 class Latent:
-    """Latents with key parts, on every shard; `index` more values, in bfloat16, of an indexer."""
+    """Latents with key parts, on every shard; `index` more values, in bfloat16, of an indexer.
+
+    Shards divide the query heads, `shared`.
+    """
 
     layers: int
     width: int
+    shared: int
     index: int = 0
 
     def token_bytes(self, bits: float, degree: int = 1) -> float:
@@ -37,10 +41,12 @@ class Latent:
 class State:
     """States of `layers` layers: values of a convolution's inputs, in 2 bytes each, and of a recurrence.
 
-    `grouped` are those of the convolution's inputs that come in `groups`, which shards may have to repeat.
+    Shards divide `shared` heads or channels. `grouped` are those of the convolution's inputs that come in
+    `groups`, which shards may have to repeat.
     """
 
     layers: int
+    shared: int
     conv: int
     ssm: int
     grouped: int = 0
@@ -208,7 +214,7 @@ MODELS = {
         ),
         # queries, keys and values of 3 tokens; a matrix a value head
         {
-            "states": State(36, 32 * 128 * 3, 32 * 128 * 128, 2 * 16 * 128 * 3, 16),
+            "states": State(36, 32, 32 * 128 * 3, 32 * 128 * 128, 2 * 16 * 128 * 3, 16),
             "full": Heads(12, 2, 256),
         },
         {"states": "recurrent"},
@@ -336,19 +342,19 @@ MODELS = {
     ),
     "DeepSeek-V2-Lite": Real(
         dense(27, 2048, 16, 16, model_type="deepseek_v2", kv_lora_rank=512, qk_rope_head_dim=64),
-        {"full": Latent(27, 576)},
+        {"full": Latent(27, 576, 16)},
     ),
     "DeepSeek-V3": Real(
         deepseek(61, 128, model_type="deepseek_v3", num_nextn_predict_layers=1),
-        {"full": Latent(61, 576)},
+        {"full": Latent(61, 576, 128)},
     ),
     "DeepSeek-V3.2": Real(
         deepseek(61, 128, model_type="deepseek_v32", index_head_dim=128, index_n_heads=64, index_topk=2048),
-        {"full": Latent(61, 576, index=128)},
+        {"full": Latent(61, 576, 128, index=128)},
     ),
     "Kimi-K2": Real(
         deepseek(61, 64, model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"]),
-        {"full": Latent(61, 576)},
+        {"full": Latent(61, 576, 64)},
     ),
     "GLM-4.5": Real(
         dense(92, 5120, 96, 8, model_type="glm4_moe", head_dim=128, num_nextn_predict_layers=1),
@@ -400,7 +406,7 @@ MODELS = {
         dense(
             80, 6144, 64, 8, model_type="minimax_text_01", head_dim=128, attn_type_list=([0] * 7 + [1]) * 10
         ),
-        {"states": State(70, 0, 64 * 128 * 128), "full": Heads(10, 8, 128)},
+        {"states": State(70, 64, 0, 64 * 128 * 128), "full": Heads(10, 8, 128)},
         {"states": "recurrent"},
     ),
     "MiniMax-M2": Real(
@@ -424,7 +430,7 @@ MODELS = {
         ),
         # x, B and C of 3 tokens; a matrix a head, in float32
         {
-            "states": State(24, 128 * 64 * 3, 128 * 64 * 128, 2 * 8 * 128 * 3, 8, ssm_bytes=4),
+            "states": State(24, 128, 128 * 64 * 3, 128 * 64 * 128, 2 * 8 * 128 * 3, 8, ssm_bytes=4),
             "full": Heads(4, 8, 128),
         },
         {"states": "recurrent"},
@@ -442,7 +448,7 @@ MODELS = {
             mamba_d_conv=4,
             mamba_expand=2,
         ),
-        {"states": State(28, 8192 * 3, 8192 * 16), "full": Heads(4, 8, 128)},
+        {"states": State(28, 8192, 8192 * 3, 8192 * 16), "full": Heads(4, 8, 128)},
         {"states": "recurrent"},
     ),
     "Mamba-Codestral-7B": Real(
@@ -458,7 +464,7 @@ MODELS = {
             "expand": 2,
             "torch_dtype": "bfloat16",
         },
-        {"states": State(64, 128 * 64 * 3, 128 * 64 * 128, 2 * 8 * 128 * 3, 8)},
+        {"states": State(64, 128, 128 * 64 * 3, 128 * 64 * 128, 2 * 8 * 128 * 3, 8)},
         {"states": "recurrent"},
     ),
     "Whisper-large-v3": Real(

@@ -358,6 +358,13 @@ def test_common_fields_go_by_the_names_that_models_give_them(
     assert read(config, model_type="other").to_params().bytes_per_token == bytes_per_token
 
 
+def test_the_decoder_of_an_unknown_model_with_an_encoder_reads_it() -> None:
+    model = read(
+        model_type="other", is_encoder_decoder=True, decoder_layers=3, encoder_layers=9, num_hidden_layers=9
+    )
+    assert model.groups() == {"full": (0, 1, 2), "cross": (0, 1, 2)}
+
+
 def test_an_unknown_model_has_the_windows_that_it_lists() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
     by_list = read(model_type="other", layer_types=types, sliding_window=32)

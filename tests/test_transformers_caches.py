@@ -18,6 +18,11 @@ with warnings.catch_warnings():
     # What transformers says about its own imports is not about this project.
     warnings.simplefilter("ignore")
     transformers = pytest.importorskip("transformers")
+    # Loaded when they are first named: here, so that it is in no test's time.
+    AutoConfig = transformers.AutoConfig
+    AutoModelForCausalLM = transformers.AutoModelForCausalLM
+    AutoModelForSeq2SeqLM = transformers.AutoModelForSeq2SeqLM
+    AutoModelForSpeechSeq2Seq = transformers.AutoModelForSpeechSeq2Seq
 
 TOKENS = 20
 WINDOW = 8
@@ -131,7 +136,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 16, "head_dim": 8, "state_size": 10, "n_groups": 2, "chunk_size": 8},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_state": 10, "mamba_chunk_size": 8},
     "falcon_h1": {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_state": 10, "mamba_chunk_size": 8},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "mamba_n_heads": 16,
+        "mamba_d_state": 10,
+        "mamba_chunk_size": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "shared_intermediate_size": 16,
+    },
     "lfm2": {"full_attn_idxs": [1, 3]},
+    "glm_moe_dsa": LATENTS
+    | {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "indexer_types": ["full", "shared"] * 2},
+    "kimi_linear": LATENTS | {"linear_num_heads": 2, "linear_head_dim": 8, "num_hidden_layers": 5, **EXPERTS},
 }
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "whisper": {
@@ -196,9 +213,9 @@ def weigh_states(cache: Any, layers: list[int]) -> int:
 @pytest.mark.parametrize("model_type", MODELS)
 def test_a_decoder_keeps_the_bytes_that_its_parameters_say(model_type: str, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    config = transformers.AutoConfig.for_model(model_type, **(SHAPE | MODELS[model_type]))
+    config = AutoConfig.for_model(model_type, **(SHAPE | MODELS[model_type]))
     config.save_pretrained(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         cache = model(torch.arange(3, 3 + TOKENS)[None], use_cache=True).cache
     layers = HuggingFaceModel.read(tmp_path).groups()
@@ -218,15 +235,9 @@ def test_a_decoder_keeps_the_bytes_that_its_parameters_say(model_type: str, tmp_
 @pytest.mark.parametrize("model_type", ENCODER_DECODERS)
 def test_an_encoder_decoder_keeps_the_bytes_that_its_parameters_say(model_type: str, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    config = transformers.AutoConfig.for_model(
-        model_type, **ENCODER_DECODERS[model_type], vocab_size=99, pad_token_id=0
-    )
+    config = AutoConfig.for_model(model_type, **ENCODER_DECODERS[model_type], vocab_size=99, pad_token_id=0)
     config.save_pretrained(tmp_path)
-    auto = (
-        transformers.AutoModelForSpeechSeq2Seq
-        if model_type == "whisper"
-        else transformers.AutoModelForSeq2SeqLM
-    )
+    auto = AutoModelForSpeechSeq2Seq if model_type == "whisper" else AutoModelForSeq2SeqLM
     model = auto.from_config(config, dtype=torch.float32).eval()
     heard = (
         {"input_features": torch.randn(1, config.num_mel_bins, 2 * FRAMES)}
@@ -251,7 +262,7 @@ WITHOUT_DEFAULTS = {"glm4_moe", "glm4v_moe", "glm4v_moe_text", "kimi_k25", "mist
 def test_what_a_configuration_leaves_out_is_as_transformers_has_it(model_type: str) -> None:
     if model_type not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} does not know {model_type}")
-    whole = HuggingFaceModel.read(transformers.AutoConfig.for_model(model_type).to_dict())
+    whole = HuggingFaceModel.read(AutoConfig.for_model(model_type).to_dict())
     bare = HuggingFaceModel.read({"model_type": model_type})
     assert bare.layers == whole.layers
     assert bare.max_position_embeddings == whole.max_position_embeddings

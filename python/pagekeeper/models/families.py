@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from pagekeeper.models.family import Family
-from pagekeeper.models.fields import Fields
+from pagekeeper.models.fields import NAMES, Fields
 from pagekeeper.models.layer_types import (
     all_layers,
     at_indices,
+    common_layers,
     every_nth,
     from_flags,
     from_layers_on,
@@ -24,12 +25,12 @@ from pagekeeper.models.layer_types import (
 )
 from pagekeeper.models.readers import (
     delta_rule,
-    keys_and_values,
     keys_and_values_of_blocks,
     keys_and_values_of_two_sizes,
     kimi_delta,
     latents,
     latents_and_index,
+    latents_or_keys_and_values,
     lightning,
     mamba,
     mamba2,
@@ -470,16 +471,12 @@ FAMILIES = (
 GENERIC = Family(
     "generic",
     (),
-    lambda fields: (
-        every_nth("full", "sliding", "sliding_window_pattern")(fields)
-        if fields.get("sliding_window_pattern")
-        else windowed(fields)
-    ),
-    lambda fields, kind, layer: (
-        latents(fields, kind, layer)
-        if fields.get("kv_lora_rank") is not None
-        else keys_and_values(fields, kind, layer)
-    ),
+    common_layers,
+    latents_or_keys_and_values,
+    names={
+        "num_hidden_layers": ("decoder_layers", "num_decoder_layers", *NAMES["num_hidden_layers"]),
+        "num_attention_heads": ("decoder_attention_heads", *NAMES["num_attention_heads"]),
+    },
 )
 """How a model of an unknown type is read: by the fields that most models have."""
 

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from pagekeeper.errors import shown
 from pagekeeper.params.checks import parse_count, parse_flag
 
-__all__ = ["Fields"]
+__all__ = ["NAMES", "Fields"]
 
 _Value = TypeVar("_Value")
 
 _MOST_LAYERS = 10_000  # what has more is no model, and would only take time
 
-_NAMES: Mapping[str, tuple[str, ...]] = {
+NAMES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
@@ -58,7 +58,7 @@ class Fields:
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self._values = values
-        self._names = {**_NAMES, **(names or {})}
+        self._names = {**NAMES, **(names or {})}
         self._defaults = defaults or {}
 
     def get(self, name: str) -> Any:

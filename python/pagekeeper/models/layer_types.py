@@ -17,6 +17,7 @@ __all__ = [
     "all_full",
     "all_layers",
     "at_indices",
+    "common_layers",
     "every_nth",
     "from_flags",
     "from_layers_on",
@@ -90,6 +91,19 @@ def all_full(fields: Fields) -> list[LayerType]:
 def windowed(fields: Fields) -> list[LayerType]:
     """Every layer has a window if there is one: `sliding_window`, unless `use_sliding_window` is False."""
     return [_window_or_full(fields)] * fields.num_layers
+
+
+def common_layers(fields: Fields) -> list[LayerType]:
+    """What most models mean by the fields that many have.
+
+    With `is_encoder_decoder` every layer reads an encoder too. With `sliding_window_pattern` one layer of so
+    many reads all tokens, and the others have a window; without it all have it if there is one.
+    """
+    if fields.get("is_encoder_decoder") is True:
+        return all_layers("full+cross")(fields)
+    if fields.get("sliding_window_pattern") is not None:
+        return every_nth("full", "sliding", "sliding_window_pattern")(fields)
+    return windowed(fields)
 
 
 def from_layers_on(fields: Fields) -> list[LayerType]:

@@ -19,6 +19,7 @@ __all__ = [
     "kimi_delta",
     "latents",
     "latents_and_index",
+    "latents_or_keys_and_values",
     "lightning",
     "mamba",
     "mamba2",
@@ -86,6 +87,12 @@ def latents_and_index(fields: Fields, kind: AttentionKind, layer: int) -> Latent
     return Latents(
         kind, plain.kv_lora_rank, plain.qk_rope_head_dim, plain.query_heads, fields.count("index_head_dim")
     )
+
+
+def latents_or_keys_and_values(fields: Fields, kind: AttentionKind, layer: int) -> KeysAndValues | Latents:
+    """Latents if there is a `kv_lora_rank`, else keys and values."""
+    read = keys_and_values if fields.get("kv_lora_rank") is None else latents
+    return read(fields, kind, layer)
 
 
 def mamba(fields: Fields) -> States:
