@@ -5,7 +5,7 @@ mod scene;
 use disk_store::directory::{DATA, ENTRIES, OURS};
 use disk_store::entry::{Entry, Origin};
 use disk_store::store::{Block, Failure, Sync};
-use scene::{Kind, NUMBER, Scene, at, block, payload};
+use scene::{Kind, NUMBER, Scene, at, block, payload, reset};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ fn what_a_reset_forgot_does_not_come_back() {
         let store = scene.open();
         scene.write(&store, 0, 10).unwrap();
         assert!(store.store.flush(Duration::from_secs(10)));
-        store.store.reset().unwrap();
+        reset(&store.store).unwrap();
         scene.write(&store, 1, 11).unwrap();
         drop(store);
         let again = scene.open();
@@ -224,7 +224,7 @@ fn without_a_header_that_is_whole_nothing_is_believed() {
     let scene = Scene::new(Kind::Workers, 64, 3);
     let store = scene.open();
     scene.write(&store, 0, 0).unwrap();
-    store.store.reset().unwrap();
+    reset(&store.store).unwrap();
     scene.write(&store, 1, 1).unwrap();
     drop(store);
     let path = scene.path().join(ENTRIES);
