@@ -1,0 +1,291 @@
+//! What `alloc` will do: hits, pages and loads of a whole batch, planned before anything is changed.
+
+use crate::config::Reserve;
+use crate::error::LedgerError;
+use crate::hits::{Found, Hit};
+use crate::ledger::{Ledger, check_length};
+use crate::misses::{Miss, MissReason};
+use crate::page_copies::Leaving;
+use crate::sequence::Sequence;
+use crate::slots::SlotId;
+use crate::tiers::Loads;
+use block_pool::{GroupId, Step};
+use smallvec::{SmallVec, smallvec};
+
+/// What `alloc` will do for one request.
+pub(crate) struct Plan {
+    pub(crate) slot: SlotId,
+    pub(crate) hit: Hit,
+    /// At first admission: why the first block after the hits was missed, and how many were, up to the
+    /// block of the last token.
+    pub(crate) missed: Option<(MissReason, u32)>,
+    /// Tokens that the forward computes.
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// Whether the last of them is a token that a step out will bring.
+    pub(crate) placeholder: bool,
+    /// Drafts that it verifies behind them.
+    pub(crate) drafts: u32,
+    /// Blocks to load before a forward can be planned, and the first of them.
+    pub(crate) load: u32,
+    pub(crate) first_load: u32,
+}
+
+/// Pages that a request takes in a group.
+#[derive(Clone, Copy)]
+pub(crate) struct NewPages {
+    /// For the end of the row.
+    pub(crate) new: u32,
+    /// Whether the page of the first token is copied, to one more page.
+    pub(crate) copies: bool,
+}
+
+impl NewPages {
+    pub(crate) fn count(self) -> u32 {
+        self.new + u32::from(self.copies)
+    }
+}
+
+/// Buffers that keep their memory from call to call.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) plans: Vec<Plan>,
+    /// Pages to take for each plan, in each group.
+    pub(crate) pages: Vec<NewPages>,
+    pub(crate) found: Found,
+    pub(crate) leaving: Leaving,
+}
+
+impl Scratch {
+    /// Each plan, with the pages that it takes in each of so many groups.
+    pub(crate) fn plans(&self, groups: usize) -> impl Iterator<Item = (&Plan, &[NewPages])> {
+        self.plans.iter().zip(self.pages.chunks_exact(groups))
+    }
+}
+
+impl Ledger {
+    /// The joint plan of the batch. Reads only, but for hashes not computed yet and planning marks.
+    pub(crate) fn plan(
+        &mut self,
+        batch: &[SlotId],
+        num_tokens: &[u32],
+        loads: &mut Loads<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), LedgerError> {
+        scratch.plans.clear();
+        scratch.pages.clear();
+        scratch.found.clear(&self.config);
+        scratch.leaving.clear();
+        for (index, &slot) in batch.iter().enumerate() {
+            let bound = num_tokens.get(index).or(num_tokens.last()).copied();
+            let planned = scratch.pages.len();
+            let plan = self.plan_one(index, slot, bound, loads, scratch)?;
+            for (group, pages) in self.config.group_ids().zip(&mut scratch.pages[planned..]) {
+                if pages.copies {
+                    let sequence = self.sequence(slot)?;
+                    pages.copies = self.must_copy(sequence, group, plan.start, &mut scratch.leaving);
+                }
+            }
+            scratch.plans.push(plan);
+        }
+        let mut demand = self.demand(scratch);
+        let mut hits = 0;
+        for (group, demand) in self.config.group_ids().zip(&mut demand) {
+            hits += scratch.found.all(group).len();
+            *demand += scratch.found.all(group).len() as u32;
+        }
+        // With room for every hit beside the new pages, no hit need be looked at, but that one in a huge page which
+        // nobody uses takes that page from other groups.
+        let simple = hits == 0 || self.config.huge_pages.is_none();
+        if simple && self.pools.can_satisfy(&demand) { Ok(()) } else { self.check_room(scratch) }
+    }
+
+    /// Pages of each group that the planned batch takes.
+    pub(crate) fn demand(&self, scratch: &Scratch) -> SmallVec<[u32; 1]> {
+        let groups = self.config.groups.len();
+        let mut demand = smallvec![0; groups];
+        for pages in scratch.pages.chunks_exact(groups) {
+            demand.iter_mut().zip(pages).for_each(|(demand, pages)| *demand += pages.count());
+        }
+        demand
+    }
+
+    /// Whether the planned batch fits, to the page.
+    fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
+        let mut room = self.pools.room();
+        for group in self.config.group_ids() {
+            let pool = &mut self.pools[group];
+            pool.open_marks();
+            for &page in scratch.found.all(group) {
+                if !pool.is_evictable(page) {
+                    pool.mark(page); // held, and hit: nobody who lets it go makes room
+                }
+            }
+        }
+        let mut demand: SmallVec<[u32; 1]> = smallvec![0; self.config.groups.len()];
+        let mut lacking = None;
+        for (plan, taken) in scratch.plans(self.config.groups.len()) {
+            let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
+            for group in self.config.group_ids() {
+                for &page in scratch.found.pages(&plan.hit, group) {
+                    if self.pools[group].is_evictable(page) && self.pools[group].mark(page) {
+                        room.claim(&self.pools, group, page);
+                    }
+                }
+                for page in sequence.let_go_for(&plan.hit, plan.start, group, &self.config) {
+                    let pool = &mut self.pools[group];
+                    if pool.refs(page) == 1 && pool.pins(page) == 0 && pool.mark(page) {
+                        room.give_back(&self.pools, group, page);
+                    }
+                }
+            }
+            let before = demand.clone();
+            for (demand, pages) in demand.iter_mut().zip(taken) {
+                *demand += pages.count();
+            }
+            if lacking.is_none() && !room.can_satisfy(&demand) {
+                let short = |&group: &GroupId| demand[group.index()] > room.available(group);
+                let no_room = match self.config.group_ids().find(short) {
+                    Some(group) => {
+                        let free = room.available(group).saturating_sub(before[group.index()]);
+                        self.room(group, taken[group.index()].count(), free)
+                    }
+                    None => self.huge_room(&demand),
+                };
+                lacking = Some((plan.slot, no_room));
+            }
+        }
+        // A later request's hits may give back pages that an earlier one lacked: the sum decides.
+        match lacking {
+            Some((slot, no_room)) if !room.can_satisfy(&demand) => {
+                Err(LedgerError::InsufficientBlocks { slot, room: no_room })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn plan_one(
+        &mut self,
+        index: usize,
+        slot: SlotId,
+        bound: Option<u32>,
+        loads: &mut Loads<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Plan, LedgerError> {
+        let page_size = self.config.page_size;
+        let (step, open, epoch) = (self.step, self.step_open, self.epoch);
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        check_plannable(sequence, slot, step, open)?;
+        let placeholder = sequence.position == sequence.len();
+        if placeholder {
+            check_length(sequence, slot, 1, self.config.max_seq_len)?;
+        }
+        let len = sequence.len() + u32::from(placeholder);
+
+        let mut missed = None;
+        let (mut hit, mut on_device) = (Hit::default(), sequence.nodes.len());
+        let reads =
+            self.config.prefix_caching && !sequence.no_read && !sequence.dummy && sequence.epoch == epoch;
+        if reads && sequence.position < sequence.prompt_end {
+            sequence.hash_known(page_size as usize);
+            let limit = ((sequence.known() - 1) / page_size) as usize;
+            let found = &mut scratch.found;
+            let collided;
+            (hit, on_device, collided) =
+                found.look_up(&self.config, &self.tree, sequence, limit, &mut self.reader);
+            found.collisions += u64::from(collided);
+            if !sequence.admitted && on_device < limit {
+                let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], collided);
+                missed = Some((miss.reason, (limit - on_device) as u32));
+            }
+        }
+        let hit_end = if hit.is_empty() { 0 } else { (sequence.nodes.len() + hit.blocks()) as u32 };
+        let start = sequence.position.max(hit_end * page_size);
+        // What the request has computed and not stored is not loaded either.
+        let first_load = (on_device as u32).max(start / page_size);
+        let most_load = if reads && sequence.may_load() && self.config.is_plain() {
+            ((sequence.known() - 1) / page_size).saturating_sub(first_load)
+        } else {
+            0
+        };
+        let load = loads.of(index, sequence, first_load, most_load);
+        if load > most_load {
+            return Err(LedgerError::BadLoad { slot, given: load, most: most_load });
+        }
+        let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
+        let end = len.min(start.saturating_add(most));
+        let reserved = end + sequence.draft_room(sequence.steps_out.iter());
+        let limit = self.config.max_blocks_per_request(sequence.drafts);
+        let most = len + sequence.draft_room([].iter());
+        if u64::from(most) > u64::from(limit) * u64::from(page_size) {
+            let group = self.config.lead();
+            let room = self.room(group, most.div_ceil(page_size), self.pools.available(group));
+            return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
+        }
+        let plain = self.config.is_plain() || sequence.dummy;
+        let mut at_most: SmallVec<[u32; 1]> = SmallVec::new();
+        for (row, group) in sequence.rows.iter().zip(&self.config.groups) {
+            let (held, kind) = ((row.pages.len() as u32).max(hit_end), group.kind);
+            let covered = match self.config.reserve {
+                Reserve::Prompt if !kind.forgets() => reserved.max(sequence.prompt_end),
+                Reserve::Prompt | Reserve::Chunk => reserved,
+            };
+            let new = if sequence.dummy {
+                0
+            } else if load > 0 {
+                load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
+            } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
+                0 // as in most decode steps
+            } else {
+                covered.div_ceil(page_size) - held
+            };
+            if !plain {
+                // Now, and when the last token is computed.
+                let (now, last) =
+                    (kind.held(start, covered, page_size), kind.held(most - 1, most, page_size));
+                at_most.push(if kind.forgets() { now.max(last) } else { last });
+            }
+            scratch.pages.push(NewPages { new, copies: sequence.exposed && load == 0 });
+        }
+        let drafts = sequence.drafts_of(start, end, len);
+        if !plain {
+            self.check_capacity(slot, most, &at_most)?;
+        }
+        Ok(Plan { slot, hit, missed, start, end, placeholder, drafts, load, first_load })
+    }
+
+    /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.
+    fn check_capacity(&self, slot: SlotId, tokens: u32, pages: &[u32]) -> Result<(), LedgerError> {
+        let capacity = self.pools.capacity();
+        if capacity.can_satisfy(pages) {
+            return Ok(());
+        }
+        let short = |&group: &GroupId| pages[group.index()] > capacity.available(group);
+        let (room, limit) = if let Some(group) = self.config.group_ids().find(short) {
+            let free = self.pools.available(group);
+            (self.room(group, pages[group.index()], free), capacity.available(group))
+        } else {
+            let room = self.huge_room(pages);
+            (room, room.total)
+        };
+        Err(LedgerError::RequestTooLarge { slot, tokens: tokens.into(), limit, room })
+    }
+}
+
+fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) -> Result<(), LedgerError> {
+    if sequence.load.is_some() {
+        return Err(LedgerError::Loading { slot });
+    }
+    sequence.check_present(slot)?;
+    if let Some(newest) = sequence.steps_out.back() {
+        if open && newest.step == step {
+            return Err(LedgerError::AlreadyPlanned { slot, step: step.0 });
+        }
+        if sequence.steps_out.len() == 2 {
+            return Err(LedgerError::TwoStepsOut { slot });
+        }
+    } else if sequence.position == sequence.len() {
+        return Err(LedgerError::NothingToCompute { slot });
+    }
+    Ok(())
+}
