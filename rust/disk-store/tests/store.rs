@@ -94,10 +94,11 @@ fn a_block_that_comes_and_goes_takes_no_more_than_its_slot_and_leaves_no_entry()
         let mut scene = Scene::new(kind, 600, 4);
         scene.sync = Sync::None;
         let store = scene.open();
+        let flush = || assert!(store.store.flush(Duration::from_secs(10)));
         for (slot, number) in [(0, 1), (0, 1), (1, 2)] {
             scene.write(&store, slot, number).unwrap(); // block 1 twice
+            flush();
         }
-        let flush = || assert!(store.store.flush(Duration::from_secs(10)));
         for _ in 0..100 {
             scene.write(&store, 2, 3).unwrap();
             flush();
