@@ -212,6 +212,9 @@ pub enum LedgerError {
         /// What is allowed.
         allowed: String,
     },
+    /// No scheduling pass is open.
+    #[error("no scheduling pass is open; call start_scheduling() first")]
+    NoPass,
     /// Arrays of one call that do not fit together.
     #[error("{0}")]
     Mismatch(String),
