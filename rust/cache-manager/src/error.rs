@@ -212,6 +212,14 @@ pub enum LedgerError {
         /// What is allowed.
         allowed: String,
     },
+    /// A forward that cannot be made shorter.
+    #[error("slot {slot}: {what}")]
+    NotShortened {
+        /// The request.
+        slot: SlotId,
+        /// Why.
+        what: String,
+    },
     /// No scheduling pass is open.
     #[error("no scheduling pass is open; call start_scheduling() first")]
     NoPass,

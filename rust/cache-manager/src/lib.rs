@@ -49,6 +49,7 @@ mod retention;
 mod row;
 mod scheduling;
 mod sequence;
+mod shortening;
 mod slots;
 mod snapshot;
 mod suspension;

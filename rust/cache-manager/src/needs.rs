@@ -4,6 +4,7 @@
 //! two of them will find is needed once. So the sums are those of the batch, and a batch of one tells of a request
 //! alone.
 
+use crate::config::LedgerConfig;
 use crate::error::LedgerError;
 use crate::groups::GroupKind;
 use crate::hits::{Found, Hit};
@@ -105,6 +106,29 @@ impl Ledger {
         })
     }
 
+    /// Pages that a request holds in the end, all its beams together, and pages that there are: it can never be served
+    /// if the first are more. `None` where that is not so simple: with groups that forget within the length of a
+    /// sequence, with several that keep everything, and for a request without a limit.
+    ///
+    /// # Errors
+    /// An unknown slot.
+    pub fn block_budget(&self, slot: SlotId) -> Result<Option<(u32, u32)>, LedgerError> {
+        let sequence = self.sequence(slot)?;
+        let (longest, page_size) = (self.config.max_seq_len, self.config.page_size);
+        let forgets = |kind: GroupKind| longest.is_none_or(|longest| kind.needed(longest, 1).from > 0);
+        let mut whole = self.config.group_ids().filter(|&group| !self.config.kind(group).forgets());
+        let (Some(group), None) = (whole.next(), whole.next()) else { return Ok(None) };
+        let windows = self.config.groups.iter().filter(|group| group.kind.forgets());
+        let tokens = sequence.length_limit(&self.config);
+        if tokens >= i32::MAX.cast_unsigned() || windows.into_iter().any(|window| forgets(window.kind)) {
+            return Ok(None);
+        }
+        let covered = tokens + 2 * sequence.drafts;
+        let beams = sequence.for_other_beams(GroupKind::Full, 0, covered, page_size);
+        let required = covered.div_ceil(page_size).saturating_add(beams);
+        Ok(Some((required, self.pools.capacity().available(group))))
+    }
+
     /// Looks at what comes next for each request, and counts what it is told to.
     pub(crate) fn forecast<R>(
         &mut self,
@@ -140,7 +164,7 @@ impl Ledger {
                 position = position.max(next.hit_end * page_size);
             }
         }
-        if !sequence.dummy && position < sequence.most_tokens(self.config.max_seq_len) {
+        if !sequence.dummy && position < sequence.most_tokens(&self.config) {
             next.forward = Some(sequence.forward(position, most));
         }
         Ok(next)
@@ -151,7 +175,7 @@ impl Ledger {
         let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return 0 };
         let mut reach = forward.reach;
         if two_steps {
-            let most = sequence.most_tokens(self.config.max_seq_len) + 3 * sequence.drafts;
+            let most = sequence.most_tokens(&self.config) + 3 * sequence.drafts;
             reach = reach.max(sequence.reach_of_two(&forward, next.most).min(most));
         }
         self.config.covered(self.config.kind(group), sequence, reach)
@@ -181,7 +205,7 @@ impl Ledger {
                 given_back += 1;
             }
         });
-        (new + copies + beams + claimed).saturating_sub(given_back)
+        beams.saturating_add(new + copies + claimed).saturating_sub(given_back)
     }
 
     /// Whether the request gets a copy of the page that its next forward first writes to.
@@ -197,10 +221,17 @@ impl Ledger {
 }
 
 impl Sequence {
-    /// Most tokens that the request will have.
-    pub(crate) fn most_tokens(&self, max_seq_len: Option<u32>) -> u32 {
+    /// Most tokens that the request may have, by what is said of it and of all.
+    fn length_limit(&self, config: &LedgerConfig) -> u32 {
         let output = self.max_new_tokens.map_or(u32::MAX, |new| self.prompt.saturating_add(new));
-        self.max_length.min(max_seq_len.unwrap_or(u32::MAX)).min(output).max(self.len())
+        self.max_length.min(config.max_seq_len.unwrap_or(u32::MAX)).min(output).max(self.len())
+    }
+
+    /// Most tokens that the request will have: no more than can be held.
+    pub(crate) fn most_tokens(&self, config: &LedgerConfig) -> u32 {
+        let room = u64::from(config.max_blocks_per_request(self.drafts)) * u64::from(config.page_size);
+        let room = room.saturating_sub(u64::from(3 * self.drafts)).try_into().unwrap_or(u32::MAX);
+        self.length_limit(config).min(room).max(self.len())
     }
 
     /// One past the last token that is written by `forward`, or by the next one if that is planned before anything of
@@ -247,7 +278,10 @@ impl Sequence {
     fn for_other_beams(&self, kind: GroupKind, start: u32, covered: u32, page_size: u32) -> u32 {
         match self.beams {
             0 | 1 => 0,
-            beams => (beams - 1) * kind.held_from(self.prompt_end / page_size, start, covered, page_size),
+            beams => {
+                let own = kind.held_from(self.prompt_end / page_size, start, covered, page_size);
+                own.saturating_mul(beams - 1)
+            }
         }
     }
 }

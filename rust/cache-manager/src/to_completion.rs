@@ -23,7 +23,7 @@ struct Users {
     /// Requests that hold it.
     holders: u32,
     /// Requests that will have it after their next `alloc`, and the last of them.
-    users: u32,
+    later: u32,
     last: usize,
     /// Whether each of them will need as many pages, beside those that it has with others, as it ever does.
     all_peak: bool,
@@ -90,7 +90,7 @@ impl Ledger {
     /// Tokens that a group which keeps everything has pages for in the end.
     fn covered_at_end(&self, next: &Next, two_steps: bool) -> u32 {
         let Some(sequence) = self.slots.get(next.slot) else { return 0 };
-        let tokens = sequence.most_tokens(self.config.max_seq_len);
+        let tokens = sequence.most_tokens(&self.config);
         (tokens + sequence.room_at_end(two_steps)).max(sequence.prompt_end)
     }
 
@@ -116,7 +116,7 @@ impl Ledger {
             self.pages_of(next, found, group, copies, |_, page, fate| {
                 let users = users.entry(page).or_insert_with(|| Users { all_peak: true, ..Users::default() });
                 users.holders += u32::from(fate != Fate::Found);
-                users.users += u32::from(fate.stays());
+                users.later += u32::from(fate.stays());
                 users.last = index;
             });
         }
@@ -124,7 +124,7 @@ impl Ledger {
         // Planned copies end before the next forward.
         let pinned = |page| pool.pins(page) > 0 && pool.pins(page) > self.planned_pins(group, page);
         let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page);
-        let shared = |page, users: &Users| users.users > 1 || outside(page, users);
+        let shared = |page, users: &Users| users.later > 1 || outside(page, users);
         let mut balances: SmallVec<[i64; 4]> = SmallVec::new();
         for (next, &copies) in nexts.iter().zip(&copies) {
             let mut share = Share::default();
@@ -198,8 +198,9 @@ impl Ledger {
         let prompt_blocks = sequence.prompt_end / page_size;
         let (mut most, mut peak) = (0, 0);
         let mut at = |start: u32, end: u32| {
-            let other_beams = (sequence.beams - 1) * kind.held_from(prompt_blocks, start, end, page_size);
-            let held = kind.held(start, end, page_size) + other_beams;
+            let beams = sequence.beams - 1;
+            let other_beams = beams.saturating_mul(kind.held_from(prompt_blocks, start, end, page_size));
+            let held = kind.held(start, end, page_size).saturating_add(other_beams);
             let needed = kind.needed(start, page_size);
             let shared = share.with_others.iter().filter(|&&block| needed.has(block)).count() as u32;
             most = most.max(held - shared);
@@ -213,7 +214,7 @@ impl Ledger {
         };
         let steps = 1 + u32::from(two_steps);
         let (room, drafts) = (sequence.room_at_end(two_steps), 2 * sequence.drafts);
-        let tokens = sequence.most_tokens(self.config.max_seq_len);
+        let tokens = sequence.most_tokens(&self.config);
         // No more forwards are out at a time than these.
         if let Some(more) = steps.checked_sub(1 + sequence.steps_out.len() as u32) {
             at(known, self.covered_next(next, group, more > 0).min(tokens + room));

@@ -132,7 +132,9 @@ impl Scene {
         let slots: Vec<SlotId> = batch.iter().map(|&index| self.running[index].slot).collect();
         let chunk = if exactly { self.chunk } else { 1 + self.random.below(self.chunk as usize) as u32 };
         self.ledger.alloc(&slots, &[chunk])?;
-        batch.iter().for_each(|&index| self.running[index].out += 1);
+        for &index in batch {
+            self.running[index].out += 1;
+        }
         Ok(())
     }
 
@@ -140,7 +142,9 @@ impl Scene {
     fn launch(&mut self) {
         self.ledger.close_step();
         let groups: Vec<GroupId> = self.ledger.pools().groups().collect();
-        groups.into_iter().for_each(|group| drop(self.ledger.take_page_copies(group)));
+        for group in groups {
+            self.ledger.take_page_copies(group);
+        }
     }
 
     /// Delivers the oldest forward of a request, with as many tokens as may come and the request may have.
