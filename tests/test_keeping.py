@@ -126,6 +126,18 @@ def test_a_request_with_a_copy_of_its_own_pins_the_stored_block() -> None:
     assert (free(kv), cached(kv, A)) == (1, [True])
 
 
+def test_a_pin_holds_blocks_that_were_there_and_new_ones() -> None:
+    kv = cache(pages=6)
+    store(kv, PROMPT[:8])
+    ctx = prefilled(kv, PROMPT[:13])
+    assert ctx.cached_prefix_length == 8
+    pin = kv.pin(ctx)
+    kv.release(ctx)
+    assert free(kv) == 6 - 3
+    kv.unpin(pin)
+    assert free(kv) == 6
+
+
 def test_a_padding_request_is_not_pinned() -> None:
     kv = cache()
     ctx = request([1])

@@ -149,6 +149,37 @@ def test_a_hit_ends_before_the_first_block_whose_extra_keys_differ(stored: str) 
     assert hit(kv, PROMPT) == 4
 
 
+def test_an_extra_key_and_an_adapter_must_both_agree() -> None:
+    kv = manager()
+    ids = {value: [0] * 6 + [value] + [0] * 13 for value in (5, 6)}
+    store(kv, PROMPT[:16], extra_ids=ids[5], lora_id="a")
+    found = {
+        (value, adapter): hit(kv, PROMPT, extra_ids=ids[value], lora_id=adapter)
+        for value in ids
+        for adapter in ("a", "b", None)
+    }
+    assert found == {(5, "a"): 16, (6, "a"): 4} | {
+        (value, other): 0 for value in ids for other in ("b", None)
+    }
+
+
+def test_a_hit_may_end_within_an_image() -> None:
+    kv = manager()
+    image = [(IMAGE, 2, 9)]  # in blocks 0 to 2
+    store(kv, PROMPT[:16], mm_items=image)
+    assert hit(kv, [*PROMPT[:8], *range(8)], mm_items=image) == 8
+    assert hit(kv, [*PROMPT[:11], 0], mm_items=image) == 8
+
+
+def test_frames_of_a_video_are_told_apart_one_by_one() -> None:
+    kv = manager()
+    frames = [(bytes([number]) * 32, 4 * number, 4) for number in range(4)]
+    store(kv, [7] * 16, mm_items=frames)
+    for changed in range(4):
+        others = [(OTHER_IMAGE, *frame[1:]) if frame[1] == 4 * changed else frame for frame in frames]
+        assert hit(kv, [7] * 17, mm_items=others) == 4 * changed
+
+
 def test_an_image_that_begins_in_the_first_block_leaves_nothing_to_another() -> None:
     kv = manager(page_size=16, pages=4)
     placeholders = [7] * 40

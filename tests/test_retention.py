@@ -69,6 +69,29 @@ def test_the_first_token_of_a_block_decides_which_range_it_is_in() -> None:
     assert priorities(kv, PROMPT) == [35, 80, 80, 35, 5]
 
 
+@pytest.mark.parametrize(
+    ("page_size", "ranges", "expected"),
+    [
+        (64, [(0, 64, 80), (64, 128, 50)], [80, 50, 35, 35]),
+        (32, [(0, 63, 80), (63, 127, 30)], [80, 80, 30, 30, 35, 35, 35, 35]),
+        (
+            64,
+            [(0, 64, 80), (65, 127, 50), (200, None, 10)],
+            [80, 35, 35, 35],
+        ),  # no block begins in the others
+        (128, [(1, 129, 80)], [35, 80]),
+    ],
+)
+def test_ranges_hold_for_blocks_that_begin_in_them(
+    page_size: int, ranges: list[tuple[int, int | None, int]], expected: list[int]
+) -> None:
+    kv = cache(page_size=page_size)
+    prompt = list(range(256))
+    store(kv, prompt, retention=kept(*(pk.TokenRangeRetention(*given) for given in ranges)))
+    stored = [event for event in kv.event_snapshot().events if isinstance(event, Stored)]
+    assert [event.priority for event in stored for _ in event.hashes] == expected
+
+
 def test_a_block_of_the_prompt_in_no_range_is_like_all_others() -> None:
     kv = cache(default_retention_priority=50)
     store(kv, PROMPT[:8], retention=kept(pk.TokenRangeRetention(4, 5, 80), decode_priority=10))
@@ -301,6 +324,7 @@ RANGES = [
     (dict(start=True), ValueError, "start=True: "),
     (dict(start=0.0), ValueError, r"start=0\.0: "),
     (dict(start=4, end=4), ValueError, "end=4: must be after start=4"),
+    (dict(start=4, end=3), ValueError, "end=3: must be after start=4"),
     (dict(start=0, end=2**31), ValueError, "end=2147483648: "),
     (dict(start=0, priority=101), ValueError, "priority=101: "),
     (dict(start=0, priority=-1), ValueError, "priority=-1: "),

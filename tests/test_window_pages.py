@@ -3,29 +3,19 @@
 The groups have pages of 4 tokens; a prompt that comes first lies on pages 1, 2, … of each.
 """
 
-import re
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 import pagekeeper as pk
 from model.engine import prefilled
-from pagekeeper.params import ChunkedLocal, FullAttention, MultiKVCacheParams, SlidingWindow
+from model.grouped import grouped, next_to_go
+from pagekeeper.params import ChunkedLocal, FullAttention, SlidingWindow
 
 
 def manager(**kinds: Any) -> pk.PagedKVCacheManager:
     """A cache with a group of each kind."""
-    shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 8, "num_layers": 1}
-    groups = {name: pk.MHAKVCacheParams(**shape, page_size=4, kind=kind) for name, kind in kinds.items()}
-    total = dict.fromkeys(kinds, 16)
-    return pk.PagedKVCacheManager(MultiKVCacheParams(groups), None, total, 4, allocate_pools=False)
-
-
-def next_to_go(kv: pk.PagedKVCacheManager) -> list[list[int]]:
-    """Idle pages of each group, the first to go first."""
-    lines: Iterable[str] = re.findall(r"the next to go first: \[(.*)\]", kv.debug_dump())
-    return [[int(page) for page in re.findall(r"\d+", line)] for line in lines]
+    return grouped(kinds)
 
 
 def test_pages_behind_the_window_go_when_a_step_is_delivered() -> None:

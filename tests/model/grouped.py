@@ -1,0 +1,55 @@
+"""Managers of several groups of layers, and what can be seen of each group."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pagekeeper as pk
+from model.engine import prefilled
+from pagekeeper.params import MultiKVCacheParams
+
+MANAGER_OPTIONS = {"max_batch_size", "max_seq_len", "max_num_input_tokens", "reserve"}
+
+
+def grouped(
+    kinds: Mapping[str, Any],
+    pages: int | Mapping[str, int] = 16,
+    page_size: int = 4,
+    **options: Any,
+) -> pk.PagedKVCacheManager:
+    """A ledger of a group of each kind, with pages of its own; options of manager and groups may be mixed."""
+    chosen = {name: options.pop(name) for name in MANAGER_OPTIONS & options.keys()}
+    shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 8, "num_layers": 1}
+    groups = {
+        name: pk.MHAKVCacheParams(**(shape | options), page_size=page_size, kind=kind)
+        for name, kind in kinds.items()
+    }
+    total = dict.fromkeys(kinds, pages) if isinstance(pages, int) else dict(pages)
+    given: dict[str, Any] = {"max_batch_size": 16, "allocate_pools": False} | chosen
+    return pk.PagedKVCacheManager(MultiKVCacheParams(groups), None, total, **given)
+
+
+def rows(kv: pk.PagedKVCacheManager, ctx: pk.TextContext) -> dict[str, list[int]]:
+    """The page of each block of the request, by group; 0 for a block without one."""
+    assert isinstance(kv.params, MultiKVCacheParams)
+    return {name: kv.get_cache_indices(ctx, name)[0] for name in kv.params}
+
+
+def store(kv: pk.PagedKVCacheManager, tokens: Iterable[int], **options: Any) -> dict[str, list[int]]:
+    """Computes the tokens and releases them; gives the pages that they had at the end."""
+    ctx = prefilled(kv, tokens, **options)
+    pages = rows(kv, ctx)
+    kv.release(ctx)
+    return pages
+
+
+def used(kv: pk.PagedKVCacheManager) -> dict[str, int]:
+    """Pages in use, by group."""
+    assert isinstance(kv.params, MultiKVCacheParams)
+    return {name: kv.block_count(group=name).used for name in kv.params}
+
+
+def next_to_go(kv: pk.PagedKVCacheManager) -> list[list[int]]:
+    """Idle pages of each group, the first to go first."""
+    lines: Iterable[str] = re.findall(r"the next to go first: \[(.*)\]", kv.debug_dump())
+    return [[int(page) for page in re.findall(r"\d+", line)] for line in lines]
