@@ -14,7 +14,7 @@ from pagekeeper.events import Event, EventSnapshot
 from pagekeeper.groups import Buffers
 from pagekeeper.manager import PagedKVCacheManager
 from pagekeeper.params import MHAKVCacheParams, Priority
-from pagekeeper.scheduler_calls import Blocks, Demand
+from pagekeeper.scheduler_calls import Demand
 from pagekeeper.tables import (
     NO_COPIES,
     NO_FILLS,
@@ -289,7 +289,7 @@ class DummyKVCache(PagedKVCacheManager):
         group: str | None = None,
         *,
         num_tokens: int | ArrayLike | None = None,
-    ) -> Blocks:
+    ) -> Any:
         """None."""
         return 0 if is_one(batch) else np.zeros(_requests(batch), np.int32)
 
@@ -300,7 +300,7 @@ class DummyKVCache(PagedKVCacheManager):
         *,
         two_step_lookahead: bool = False,
         num_tokens: int | ArrayLike | None = None,
-    ) -> Blocks:
+    ) -> Any:
         """None."""
         return 0 if is_one(batch) else np.zeros(_requests(batch), np.int32)
 
@@ -310,9 +310,7 @@ class DummyKVCache(PagedKVCacheManager):
     def can_satisfy(self, blocks: Demand, at_capacity: bool = False) -> bool:
         return True
 
-    def reuse_adjusted_compute(
-        self, batch: Batch, num_tokens: int | ArrayLike | None = None
-    ) -> int | NDArray[np.int32]:
+    def reuse_adjusted_compute(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> Any:
         """Nothing."""
         return 0 if is_one(batch) else np.zeros(_requests(batch), np.int32)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 import numpy as np
 
 from pagekeeper._native import Ledger
-from pagekeeper.calls import Batch, Request, flag, is_one
+from pagekeeper.calls import Batch, Request, Requests, flag, is_one
 from pagekeeper.errors import shown
 from pagekeeper.groups import Groups
 
@@ -34,6 +34,26 @@ class SchedulerCalls:
 
     _groups: Groups
     _core: Ledger
+
+    @overload
+    def get_needed_blocks_one_step(
+        self,
+        batch: Request,
+        two_step_lookahead: bool = False,
+        group: str | None = None,
+        *,
+        num_tokens: int | None = None,
+    ) -> Blocks: ...
+
+    @overload
+    def get_needed_blocks_one_step(
+        self,
+        batch: Requests,
+        two_step_lookahead: bool = False,
+        group: str | None = None,
+        *,
+        num_tokens: int | ArrayLike | None = None,
+    ) -> NDArray[np.int32]: ...
 
     def get_needed_blocks_one_step(
         self,
@@ -66,6 +86,26 @@ class SchedulerCalls:
         """
         two_steps = flag(two_step_lookahead, "two_step_lookahead")
         return self._pick(batch, self._core.needed_blocks(batch, num_tokens, two_steps, False), group)
+
+    @overload
+    def get_remaining_blocks_to_completion(
+        self,
+        batch: Request,
+        group: str | None = None,
+        *,
+        two_step_lookahead: bool = False,
+        num_tokens: int | None = None,
+    ) -> Blocks: ...
+
+    @overload
+    def get_remaining_blocks_to_completion(
+        self,
+        batch: Requests,
+        group: str | None = None,
+        *,
+        two_step_lookahead: bool = False,
+        num_tokens: int | ArrayLike | None = None,
+    ) -> NDArray[np.int32]: ...
 
     def get_remaining_blocks_to_completion(
         self,
@@ -125,6 +165,14 @@ class SchedulerCalls:
             ValueError: no such group, or numbers that are out of range or do not match the groups.
         """
         return self._core.can_satisfy(self._demand(blocks), flag(at_capacity, "at_capacity"))
+
+    @overload
+    def reuse_adjusted_compute(self, batch: Request, num_tokens: int | None = None) -> int: ...
+
+    @overload
+    def reuse_adjusted_compute(
+        self, batch: Requests, num_tokens: int | ArrayLike | None = None
+    ) -> NDArray[np.int32]: ...
 
     def reuse_adjusted_compute(
         self, batch: Batch, num_tokens: int | ArrayLike | None = None

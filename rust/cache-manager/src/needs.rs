@@ -115,7 +115,7 @@ impl Ledger {
     pub fn block_budget(&self, slot: SlotId) -> Result<Option<(u32, u32)>, LedgerError> {
         let sequence = self.sequence(slot)?;
         let (longest, page_size) = (self.config.max_seq_len, self.config.page_size);
-        let forgets = |kind: GroupKind| longest.is_none_or(|longest| kind.needed(longest, 1).from > 0);
+        let forgets = |kind: GroupKind| longest.is_none_or(|longest| kind.needed(longest - 1, 1).from > 0);
         let mut whole = self.config.group_ids().filter(|&group| !self.config.kind(group).forgets());
         let (Some(group), None) = (whole.next(), whole.next()) else { return Ok(None) };
         let windows = self.config.groups.iter().filter(|group| group.kind.forgets());

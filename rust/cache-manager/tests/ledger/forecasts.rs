@@ -303,9 +303,9 @@ fn a_request_alone_takes_what_remained_and_at_most_a_page_of_a_group_less() {
 fn a_scheduler_that_trusts_the_numbers_never_runs_out() {
     let (mut admitted, mut waited) = (0, 0);
     for seed in 0..120 {
-        let pages = 40 + (seed % 50) as u32;
+        let pages = 30 + (seed % 30) as u32;
         let mut scene = Scene::new(seed, false, pages);
-        for _ in 0..120 {
+        for _ in 0..80 {
             if scene.random.below(3) == 0 {
                 scene.arrive();
                 if scene.random.below(3) == 0 {
@@ -336,7 +336,7 @@ fn a_scheduler_that_trusts_the_numbers_never_runs_out() {
         }
         scene.ledger.verify().unwrap();
     }
-    assert!(admitted > 600 && waited > 600, "{admitted} were admitted, {waited} waited: both must be tried");
+    assert!(admitted > 500 && waited > 500, "{admitted} were admitted, {waited} waited: both must be tried");
 }
 
 impl Scene {
