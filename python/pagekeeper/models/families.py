@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pagekeeper.models.family import Family
-from pagekeeper.models.fields import NAMES, Fields
+from pagekeeper.models.fields import NAMES
 from pagekeeper.models.layer_types import (
     all_layers,
     at_indices,
@@ -24,7 +24,9 @@ from pagekeeper.models.layer_types import (
     windowed,
 )
 from pagekeeper.models.readers import (
+    audio_frames,
     delta_rule,
+    image_patches,
     keys_and_values_of_blocks,
     keys_and_values_of_two_sizes,
     kimi_delta,
@@ -36,7 +38,6 @@ from pagekeeper.models.readers import (
     mamba2,
     short_convolution,
 )
-from pagekeeper.models.source import Source
 
 __all__ = ["FAMILIES", "GENERIC", "family_of"]
 
@@ -55,19 +56,6 @@ def _shape(layers: int, hidden: int, heads: int, kv_heads: int | None = None, **
         "num_key_value_heads": kv_heads,
         **more,
     }
-
-
-def _audio_frames(source: Source, fields: Fields) -> int | None:
-    return fields.count("max_source_positions")
-
-
-def _image_patches(source: Source, fields: Fields) -> int | None:
-    """Patches of an image of as many tiles as one may have, and a class token for each tile."""
-    vision = Fields(source.whole, defaults={"max_num_tiles": 4}).within("vision_config")
-    size, patch = vision.count_or_none("image_size"), vision.count_or_none("patch_size")
-    if size is None or patch is None:
-        return None
-    return vision.count("max_num_tiles") * ((size // patch) ** 2 + 1)
 
 
 _QWEN_WINDOW: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
@@ -118,7 +106,7 @@ FAMILIES = (
             cross_attention_layers=[3, 8, 13, 18, 23, 28, 33, 38],
             max_position_embeddings=131_072,
         ),
-        encoder_length=_image_patches,
+        encoder_length=image_patches,
     ),
     Family("Llama-Nemotron", ("nemotron-nas", "deci"), attention=keys_and_values_of_blocks),
     Family(
@@ -170,6 +158,12 @@ FAMILIES = (
         defaults=_shape(24, 2048, 16, 16, max_position_embeddings=128_000),
     ),
     Family(
+        "Qwen 3 Omni",
+        ("qwen3_omni_moe_text",),
+        windowed,
+        defaults=_shape(28, 2048, 28, 4, max_position_embeddings=32_768),
+    ),
+    Family(
         "Qwen 3-Next",
         ("qwen3_next",),
         every_nth("full", "states", "full_attention_interval", default=4),
@@ -195,6 +189,12 @@ FAMILIES = (
         ("mistral", "mistral3", "ministral"),
         windowed,
         defaults=_shape(32, 4096, 32, 8, sliding_window=4096, max_position_embeddings=131_072),
+    ),
+    Family(
+        "Ministral 3",
+        ("ministral3",),
+        windowed,
+        defaults=_shape(34, 4096, 32, 8, head_dim=128, max_position_embeddings=262_144),
     ),
     Family(
         "Mixtral", ("mixtral",), windowed, defaults=_shape(32, 4096, 32, 8, max_position_embeddings=131_072)
@@ -248,7 +248,7 @@ FAMILIES = (
     Family(
         "DeepSeek V2",
         ("deepseek_v2",),
-        attention=latents,
+        attention=latents_or_keys_and_values,
         defaults=_shape(32, 4096, 32, max_position_embeddings=2048, **_LATENTS),
     ),
     Family(
@@ -287,6 +287,9 @@ FAMILIES = (
         ("glm", "glm4"),
         defaults=_shape(40, 4096, 32, 2, head_dim=128, max_position_embeddings=131_072),
     ),
+    Family(
+        "GLM 4V", ("glm4v", "glm4v_text"), defaults=_shape(40, 4096, 32, 2, max_position_embeddings=32_768)
+    ),
     Family("ChatGLM", ("chatglm",)),
     Family(
         "GLM 4.5",
@@ -297,6 +300,12 @@ FAMILIES = (
         "GLM 4.5V",
         ("glm4v_moe", "glm4v_moe_text"),
         defaults=_shape(46, 4096, 96, 8, max_position_embeddings=65_536),
+    ),
+    Family(
+        "GLM 4.7 Flash",
+        ("glm4_moe_lite",),
+        attention=latents,
+        defaults=_shape(47, 2048, 20, 20, max_position_embeddings=202_752, **_LATENTS),
     ),
     Family(
         "GLM 5",
@@ -311,7 +320,12 @@ FAMILIES = (
         defaults=_shape(36, 2880, 64, 8, head_dim=64, sliding_window=128, max_position_embeddings=131_072),
     ),
     Family("Phi", ("phi",), defaults=_shape(24, 2048, 32, max_position_embeddings=2048)),
-    Family("Phi 3 and 4", ("phi3",), windowed, defaults=_shape(32, 3072, 32, max_position_embeddings=4096)),
+    Family(
+        "Phi 3 and 4",
+        ("phi3", "phi3_v"),
+        windowed,
+        defaults=_shape(32, 3072, 32, max_position_embeddings=4096),
+    ),
     Family(
         "Phi 4 Multimodal",
         ("phi4_multimodal", "phi4mm"),
@@ -442,7 +456,7 @@ FAMILIES = (
         all_layers("full+cross"),
         names=_OF_DECODER,
         defaults=_shape(4, 384, 6, max_source_positions=1500, max_position_embeddings=448),
-        encoder_length=_audio_frames,
+        encoder_length=audio_frames,
     ),
     Family(
         "BART",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagekeeper.models.fields import Fields
 from pagekeeper.models.layer_types import LayerRule, all_full
-from pagekeeper.models.readers import AttentionReader, StateReader, keys_and_values
-from pagekeeper.models.source import Source
+from pagekeeper.models.readers import AttentionReader, EncoderReader, StateReader, keys_and_values
 
 __all__ = ["Family"]
 
@@ -37,4 +35,4 @@ class Family:
     states: StateReader | None = None
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    encoder_length: Callable[[Source, Fields], int | None] = lambda source, fields: None
+    encoder_length: EncoderReader = lambda source, fields: None

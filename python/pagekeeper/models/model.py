@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from pagekeeper.dtypes import DType, DTypeLike
 from pagekeeper.errors import shown
@@ -29,11 +29,14 @@ from pagekeeper.params import (
     whole_number,
 )
 from pagekeeper.params.base import CommonArguments
+from pagekeeper.params.checks import parse_flag, parse_instance
 from pagekeeper.params.groups import AttentionKind
 
 __all__ = ["HuggingFaceModel"]
 
 _MTP_COUNTS = (("num_mtp_layers", 0), ("mtp_transformer_layers", 1))
+_Given = TypeVar("_Given")
+_Value = TypeVar("_Value")
 _LOG = logging.getLogger(__name__)
 
 
@@ -87,6 +90,7 @@ class HuggingFaceModel:
 
         Raises:
             FileNotFoundError: there is no such file.
+            TypeError: `config` is neither a path nor a mapping.
             ValueError: it holds no configuration, or one that cannot be read; the message names the field.
         """
         source = Source.load(config)
@@ -176,12 +180,14 @@ class HuggingFaceModel:
         """
         wishes = Wishes(
             degree=whole_number(tensor_parallel_degree, "tensor_parallel_degree"),
-            dtype=None if dtype is None else DType.parse(dtype),
+            dtype=None if dtype is None else _parsed("dtype", dtype, DType.parse),
             quantization=kvcache_quant_config,
-            indexer_dtype=DType.parse(indexer_dtype),
-            state_dtype=None if state_dtype is None else DType.parse(state_dtype),
+            indexer_dtype=_parsed("indexer_dtype", indexer_dtype, DType.parse),
+            state_dtype=None if state_dtype is None else _parsed("state_dtype", state_dtype, DType.parse),
             snapshot_interval=snapshot_interval,
         )
+        mtp = _parsed("mtp", mtp, parse_flag)
+        draft = _parsed("draft", draft, parse_instance(HuggingFaceModel))
         groups = self._params_of_groups(wishes, layers, mtp, common)
         if draft is not None:
             of_draft = draft._params_of_groups(wishes, None, False, common)
@@ -262,6 +268,14 @@ def _kind(sort: str, fields: Fields) -> AttentionKind:
     if longest is not None and size >= longest:
         return FullAttention()
     return SlidingWindow(size) if sort == "sliding" else ChunkedLocal(size)
+
+
+def _parsed(name: str, given: _Given, parse: Callable[[_Given], _Value]) -> _Value:
+    """What `given` says; a refusal names the argument."""
+    try:
+        return parse(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={shown(given)}: {error}") from None
 
 
 def _parse_stage(layers: object, num_layers: int) -> range:

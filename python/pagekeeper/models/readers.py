@@ -7,12 +7,16 @@ from typing import TypeAlias
 
 from pagekeeper.models.fields import Fields
 from pagekeeper.models.keeps import Channels, KeysAndValues, Latents, States, StateTensor
+from pagekeeper.models.source import Source
 from pagekeeper.params.groups import AttentionKind
 
 __all__ = [
     "AttentionReader",
+    "EncoderReader",
     "StateReader",
+    "audio_frames",
     "delta_rule",
+    "image_patches",
     "keys_and_values",
     "keys_and_values_of_blocks",
     "keys_and_values_of_two_sizes",
@@ -33,12 +37,20 @@ StateReader: TypeAlias = Callable[[Fields], States]
 """From the fields: the state of one layer."""
 
 
+EncoderReader: TypeAlias = Callable[[Source, Fields], int | None]
+"""From the whole configuration and the fields: tokens of the encoder; None if it does not say."""
+
+
 def keys_and_values(fields: Fields, kind: AttentionKind, layer: int) -> KeysAndValues:
-    """`num_key_value_heads`, else all query heads; `head_dim`, else the hidden size over the query heads."""
-    heads = fields.count_or_none("num_key_value_heads")
-    if heads is None:
-        heads = 1 if fields.get("multi_query") is True else fields.count("num_attention_heads")
-    return KeysAndValues(kind, heads, _head_dim(fields))
+    """`num_key_value_heads`, else all query heads; `head_dim`, else the hidden size over the query heads.
+
+    With `multi_query` it is one head whatever else is said, but where `new_decoder_architecture` ends that.
+    """
+    if fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True:
+        return KeysAndValues(kind, 1, _head_dim(fields))
+    nested = fields.within("attn_config").count_or_none("kv_n_heads")
+    heads = fields.count_or_none("num_key_value_heads") or nested
+    return KeysAndValues(kind, heads or fields.count("num_attention_heads"), _head_dim(fields))
 
 
 def keys_and_values_of_two_sizes(fields: Fields, kind: AttentionKind, layer: int) -> KeysAndValues:
@@ -157,6 +169,20 @@ def lightning(fields: Fields) -> States:
 def short_convolution(fields: Fields) -> States:
     """A convolution over the hidden values and nothing else."""
     return States((_convolution(fields, Channels(fields.count("hidden_size"))),))
+
+
+def audio_frames(source: Source, fields: Fields) -> int | None:
+    """`max_source_positions`: what the encoder makes of as much sound as it takes."""
+    return fields.count("max_source_positions")
+
+
+def image_patches(source: Source, fields: Fields) -> int | None:
+    """Patches of an image of as many tiles as one may have, and a class token for each tile."""
+    vision = Fields(source.whole, defaults={"max_num_tiles": 4}).within("vision_config")
+    size, patch = vision.count_or_none("image_size"), vision.count_or_none("patch_size")
+    if size is None or patch is None:
+        return None
+    return vision.count("max_num_tiles") * ((size // patch) ** 2 + 1)
 
 
 def _convolution(fields: Fields, *channels: Channels) -> StateTensor:

@@ -48,10 +48,13 @@ class Source:
 
         Raises:
             FileNotFoundError: there is no such file.
+            TypeError: `config` is neither a path nor a mapping.
             ValueError: it holds no configuration.
         """
         if isinstance(config, Mapping):
             return cls._of(config, {})
+        if not isinstance(config, str | PathLike):
+            raise TypeError(f"config={shown(config)}: must be a path or a mapping")
         path = Path(config)
         file = path / "config.json" if path.is_dir() else path
         if not file.is_file():

@@ -348,6 +348,7 @@ impl Ledger {
             orphans_swept: _,
             reader: _,
             admission: _,
+            pass: _,
             taken: _,
             left: _,
             fills: _, // of pages that were taken
