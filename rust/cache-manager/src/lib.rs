@@ -52,6 +52,7 @@ mod sequence;
 mod shortening;
 mod slots;
 mod snapshot;
+mod state_needs;
 mod states;
 mod suspension;
 mod tables;

@@ -192,6 +192,9 @@ impl Ledger {
     ) -> u32 {
         let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return 0 };
         let page_size = self.config.page_size;
+        if !self.config.kind(group).has_blocks() {
+            return self.needed_states(next, found, group, covered > forward.reach, leaving);
+        }
         let held = sequence.blocks_held(group, page_size).max(next.hit_end);
         let new = blocks_behind(held, covered, page_size) + sequence.pages_to_return(group);
         let copies = u32::from(self.copies_first(sequence, group, forward.start, leaving));

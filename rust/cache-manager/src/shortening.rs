@@ -29,8 +29,9 @@ impl Ledger {
         for (&slot, &tokens) in batch.iter().zip(num_tokens) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             let Some(StepOut { start, end, .. }) = sequence.steps_out.back_mut() else { continue };
-            *end = *start + tokens;
+            let planned = std::mem::replace(end, *start + tokens);
             sequence.position = *end;
+            sequence.pull_states(planned, &self.config);
         }
         Ok(())
     }

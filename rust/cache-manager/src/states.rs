@@ -40,6 +40,18 @@ impl Sequence {
         }
     }
 
+    /// A step that was planned up to token `planned` ends where the request stands now, and its state lies there.
+    pub(crate) fn pull_states(&mut self, planned: u32, config: &LedgerConfig) {
+        let (from, to) =
+            (state_block(planned, config.page_size), state_block(self.position, config.page_size));
+        for group in config.group_ids().filter(|&group| from > to && config.kind(group).is_recurrent()) {
+            let row = self.row_mut(group);
+            let live = row.replace(from as usize, PageId::NULL);
+            row.replace(to as usize, live);
+            row.pages.truncate(to as usize + 1);
+        }
+    }
+
     /// Gives up the states after more than `position` tokens, if a group has any.
     pub(crate) fn drop_states(&mut self, position: u32, config: &LedgerConfig, pools: &mut Pools) {
         let blocks = position.div_ceil(config.page_size) as usize;
@@ -78,12 +90,24 @@ impl Ledger {
         plan: &Plan,
         leaving: &mut Leaving,
     ) -> bool {
-        if plan.start == 0 || sequence.dummy {
+        self.goes_on_from_copy(sequence, group, plan.start, !plan.hit.is_empty(), leaving)
+    }
+
+    /// The same of a step from token `start` on.
+    pub(crate) fn goes_on_from_copy(
+        &self,
+        sequence: &Sequence,
+        group: GroupId,
+        start: u32,
+        from_hit: bool,
+        leaving: &mut Leaving,
+    ) -> bool {
+        if start == 0 || sequence.dummy || !self.config.kind(group).is_recurrent() {
             return false;
         }
-        let block = state_block(plan.start, self.config.page_size) as usize;
-        let Some(page) = sequence.row(group).page(block).filter(|_| plan.hit.is_empty()) else { return true };
-        self.is_snapshot(sequence, group, plan.start) || self.is_shared(group, page, leaving)
+        let block = state_block(start, self.config.page_size) as usize;
+        let Some(page) = sequence.row(group).page(block).filter(|_| !from_hit) else { return true };
+        self.is_snapshot(sequence, group, start) || self.is_shared(group, page, leaving)
     }
 
     /// Whether the request's state after `position` tokens is kept for others.

@@ -74,7 +74,11 @@ impl Ledger {
             let mut leaving = Leaving::new();
             for group in ledger.config.group_ids() {
                 let column = needs.iter_mut().skip(group.index()).step_by(groups);
-                if ledger.config.kind(group).forgets() {
+                if !ledger.config.kind(group).has_blocks() {
+                    for (next, need) in nexts.iter().zip(column) {
+                        *need = ledger.states_to_completion(next, group, outlook.two_steps);
+                    }
+                } else if ledger.config.kind(group).forgets() {
                     ledger.most_at_once(nexts, found, group, outlook.two_steps, &mut leaving, column);
                 } else {
                     for (next, need) in nexts.iter().zip(column) {
@@ -252,7 +256,7 @@ impl GroupKind {
     fn fullest(&self, from: u32, to: u32, page_size: u32, mut each: impl FnMut(u32)) {
         each(to);
         match *self {
-            GroupKind::Full => {}
+            GroupKind::Full | GroupKind::Recurrent(_) | GroupKind::Scratch => {}
             GroupKind::Window { window, .. } => {
                 // The window begins at the last token of a page.
                 let behind = (i64::from(to) + 2 - i64::from(window)).rem_euclid(i64::from(page_size)) as u32;

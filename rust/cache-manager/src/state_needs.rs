@@ -1,0 +1,50 @@
+//! What forwards take in groups whose pages hold states, or last, as schedulers ask.
+
+use crate::groups::GroupKind;
+use crate::hits::Found;
+use crate::ledger::Ledger;
+use crate::needs::Next;
+use crate::page_copies::Leaving;
+use crate::planning::Change;
+use block_pool::GroupId;
+
+impl Ledger {
+    /// Pages that the next forward of a request takes from what is free, or the next two.
+    pub(crate) fn needed_states(
+        &mut self,
+        next: &Next,
+        found: &Found,
+        group: GroupId,
+        two_steps: bool,
+        leaving: &mut Leaving,
+    ) -> u32 {
+        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return 0 };
+        let beams = sequence.beams.max(1) - 1;
+        if self.config.kind(group).lasts() {
+            return beams + u32::from(sequence.row(group).pages.is_empty());
+        }
+        let copies = self.goes_on_from_copy(sequence, group, forward.start, !next.hit.is_empty(), leaving);
+        let again = two_steps && self.is_snapshot(sequence, group, forward.end);
+        let mut pages = i64::from(Ledger::new_state(forward.start) + u32::from(copies) + u32::from(again));
+        let change = Change { sequence, hit: &next.hit, start: forward.start };
+        change.pages(&self.config, &mut self.pools, found, group, |_, _, gains| {
+            pages += if gains { 1 } else { -1 };
+        });
+        beams + u32::try_from(pages).unwrap_or(0)
+    }
+
+    /// Pages that a request takes from what is free until it ends, beside those that only it has: at one time it has the
+    /// live page, and the snapshot that each step out went on from.
+    pub(crate) fn states_to_completion(&self, next: &Next, group: GroupId, two_steps: bool) -> u32 {
+        let (Some(sequence), Some(_)) = (self.slots.get(next.slot), next.forward) else { return 0 };
+        let steps = (1 + u32::from(two_steps)).max(sequence.steps_out.len() as u32);
+        let most = match self.config.kind(group) {
+            GroupKind::Recurrent(snapshots) if snapshots.any() => 1 + steps,
+            _ => 1,
+        };
+        let pool = &self.pools[group];
+        let own =
+            sequence.row(group).held().filter(|&(_, page)| pool.refs(page) == 1 && pool.pins(page) == 0);
+        (sequence.beams.max(1) - 1 + most).saturating_sub(own.count() as u32)
+    }
+}
