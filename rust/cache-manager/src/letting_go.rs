@@ -48,9 +48,10 @@ impl Ledger {
         }
         // The page of a partial block stays only if it is the request's own and nobody else knows it.
         let own = |group| {
-            let (pool, page) = (&self.pools[group], sequence.row(group).page(full));
-            !self.config.kind(group).has_blocks()
-                || page.is_none_or(|it| pool.refs(it) == 1 && pool.pins(it) == 0 && pool.node(it).is_none())
+            let (pool, page) = (&self.pools[group], sequence.row(group).pages.get(full));
+            let of_blocks = self.config.kind(group).has_blocks();
+            page.filter(|_| of_blocks)
+                .is_none_or(|&it| pool.refs(it) == 1 && pool.pins(it) == 0 && pool.node(it).is_none())
         };
         let stays = same == len && self.config.group_ids().all(own);
         let keep = if stays { len.div_ceil(page_size) as usize } else { full };
