@@ -68,7 +68,7 @@ impl Ledger {
         self.check_batch(batch)?;
         self.check_awake()?;
         let mut scratch = std::mem::take(&mut self.admission);
-        let outcome = self.plan(batch, num_tokens, &mut loads, &mut scratch);
+        let outcome = self.plan_room(batch, num_tokens, &mut loads, &mut scratch);
         if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
             self.counters.failed_allocs += 1;
         }
@@ -154,6 +154,9 @@ impl Ledger {
                     self.copy_on_write(plan.slot, group, (plan.start / self.config.page_size) as usize);
                 }
                 if pages.new > 0 {
+                    if scratch.alone {
+                        self.spare_huge_pages(plan.slot, group, pages.new);
+                    }
                     self.take(group, pages.new);
                     let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
                     sequence.row_mut(group).pages.extend(self.taken.iter().map(|taken| taken.page));

@@ -341,6 +341,7 @@ impl Ledger {
             admission: _,
             taken: _,
             left: _,
+            spare: _,
             fills: _, // of pages that were taken
             pins,
             offloads: _,     // their copies are in flight
