@@ -2,8 +2,8 @@
 //!
 //! Where groups share a slab, the pages of one may be spread over so many huge pages that the others do not find room
 //! beside them, though nobody uses most of these pages. No other request is going to make room then. So a request that
-//! is alone does with a shorter hit, or none, rather than be refused: a hit claims pages where they lie. And when room is
-//! short, its windows go on in huge pages that they have, over what they left there, rather than open new ones.
+//! is alone does with a shorter hit, or none, rather than be refused: a hit claims pages where they lie. If it is refused
+//! for what it holds, it goes on from nothing when it comes back from preemption. And when room is short, its windows go on in huge pages that they have, over what they left there, rather than open new ones.
 
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
@@ -23,8 +23,15 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         scratch.most_found = None;
         scratch.alone = self.config.huge_pages.is_some() && batch.len() == 1 && self.is_alone(batch[0]);
+        if !scratch.alone {
+            return self.plan(batch, num_tokens, loads, scratch);
+        }
+        let sequence = self.sequence(batch[0])?;
+        if sequence.len() <= sequence.refused_alone {
+            scratch.most_found = Some(sequence.nodes.len()); // it would come to where it was refused
+        }
         match self.plan(batch, num_tokens, loads, scratch) {
-            Err(refused @ LedgerError::InsufficientBlocks { .. }) if scratch.alone => {
+            Err(refused @ LedgerError::InsufficientBlocks { .. }) => {
                 self.plan_with_less(batch[0], num_tokens, loads, scratch, refused)
             }
             outcome => outcome,
@@ -47,6 +54,9 @@ impl Ledger {
                 Err(LedgerError::InsufficientBlocks { .. }) => {}
                 outcome => return outcome,
             }
+        }
+        if let Some(sequence) = self.slots.get_mut(slot) {
+            sequence.refused_alone = sequence.len();
         }
         Err(refused)
     }
