@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from model.engine import manager
 from pagekeeper.cli.app import app
+from pagekeeper.models import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -120,3 +121,10 @@ def test_what_the_architecture_names_of_python_is_in_the_package(owner: str, mem
     sources = [path.read_text() for path in (*package.glob("*.py"), package / "_native.pyi")]
     homes = [text for text in sources if f"class {owner}" in text]
     assert any(f"def {member}(" in text for text in homes)
+
+
+def test_the_document_of_models_has_a_row_for_each_family_with_its_types_and_no_other() -> None:
+    section = (ROOT / "docs" / "models.md").read_text().split("## Families\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ((?:`[\w-]+`(?:, )?)+) \|", section, re.MULTILINE)
+    told = {name: tuple(re.findall(r"`([\w-]+)`", types)) for name, types in rows[1:]}
+    assert told == {family.name: family.model_types for family in FAMILIES}

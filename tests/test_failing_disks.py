@@ -9,20 +9,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from model.faults import PROGRAM, disk_does, needs_faults
 from model.host import BYTES, HostCache, prompt_of
-from model.on_disk import closed, disk, found, lossy, opened, reopened, store_of
+from model.on_disk import TENS, closed, disk, found, lossy, opened, reopened, store_of
 
 pytestmark = needs_faults
 
 
 def healed(cache: HostCache) -> None:
     """The disk works, and has all that it was given and did not refuse."""
-    for call in ("read", "write", "sync"):
+    for call in ("read", "write", "sync", "entries"):
         disk_does(cache, call, "work")
     assert cache.kv.flush()
 
@@ -101,12 +103,25 @@ def test_a_request_whose_read_never_ends_waits_alone(tmp_path: Path) -> None:
     assert waits.cached_prefix_length == 12
 
 
-@pytest.mark.parametrize("call", ["write", "sync"])
-def test_ctrl_c_ends_a_flush_within_a_second_and_the_cache_goes_on(tmp_path: Path, call: str) -> None:
-    cache = opened(tmp_path, disk={"fsync": "batch"})
-    disk_does(cache, call, "hold")  # type: ignore[arg-type]
-    prompt = prompt_of(1, 3)
-    cache.serve(prompt)
+def test_blocks_are_read_from_a_disk_that_answers_no_write(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    kept = [prompt_of(number, 2) for number in TENS]
+    for prompt in kept:
+        cache.serve(prompt)
+    cache = reopened(cache, tmp_path, units=64, disk={"num_disk_workers": 4})
+    disk_does(cache, "write", "hold")
+    for number in range(1, 9):
+        cache.serve(prompt_of(number, 3))
+    assert disk(cache, "writes") == 24, "many more than four"
+    assert [cache.serve(prompt) for prompt in kept] == [8] * 9
+    assert disk(cache, "loaded_blocks") == 18
+    healed(cache)
+    assert disk(cache, "durable_blocks") == 24
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Ctrl-C comes, and ends what is done here within a second."""
     sent: list[float] = []
 
     def interrupt() -> None:
@@ -116,9 +131,19 @@ def test_ctrl_c_ends_a_flush_within_a_second_and_the_cache_goes_on(tmp_path: Pat
     timer = threading.Timer(0.3, interrupt)
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        cache.kv.flush(50)
+        yield
     assert time.monotonic() - sent[0] < 1
     timer.join()
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_ctrl_c_ends_a_flush_within_a_second_and_the_cache_goes_on(tmp_path: Path, call: str) -> None:
+    cache = opened(tmp_path, disk={"fsync": "batch"})
+    disk_does(cache, call, "hold")  # type: ignore[arg-type]
+    prompt = prompt_of(1, 3)
+    cache.serve(prompt)
+    with interrupted():
+        cache.kv.flush(50)
     assert not cache.kv.flush(0.1), "the disk has not answered"
     cache.kv.truncate_prefix([])
     assert cache.serve(prompt) == 12
@@ -126,6 +151,41 @@ def test_ctrl_c_ends_a_flush_within_a_second_and_the_cache_goes_on(tmp_path: Pat
     assert disk(cache, "durable_blocks") == 3
     cache = reopened(cache, tmp_path)
     assert cache.serve(prompt) == 12
+
+
+def test_ctrl_c_ends_a_reset_that_waits_for_the_disk_and_what_was_there_is_gone_all_the_same(
+    tmp_path: Path,
+) -> None:
+    cache = opened(tmp_path)
+    cache.serve(prompt_of(1, 3))
+    assert cache.kv.flush()
+    disk_does(cache, "entries", "hold")
+    with interrupted():
+        cache.kv.reset_prefix_cache()
+    cache.kv.truncate_prefix([])
+    assert found(cache, prompt_of(1, 3)) == (0, 0, 0)
+    assert cache.serve(prompt_of(2, 3)) == 0
+    healed(cache)
+    cache = reopened(cache, tmp_path)
+    assert [found(cache, prompt_of(number, 3))[2] for number in (1, 2)] == [0, 3]
+
+
+def test_requests_are_served_while_a_reset_waits_for_the_disk(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.serve(prompt_of(1, 3))
+    assert cache.kv.flush()
+    disk_does(cache, "entries", "hold")
+    reset = threading.Thread(target=cache.kv.reset_prefix_cache)
+    reset.start()
+    while disk(cache, "blocks"):
+        time.sleep(0.001)
+    assert cache.serve(prompt_of(2, 3)) == 0
+    assert cache.serve(prompt_of(2, 3)) == 12
+    assert reset.is_alive()
+    healed(cache)
+    reset.join(10)
+    assert not reset.is_alive()
+    assert found(cache, prompt_of(2, 3))[0] == 0, "the device forgets when the disk has"
 
 
 def test_a_process_that_exits_while_the_disk_hangs_ends_and_leaves_a_store(tmp_path: Path) -> None:
@@ -149,6 +209,32 @@ atexit.register(lambda: print(time.monotonic()))
 
 
 # The disk fails.
+
+
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_a_disk_that_refuses_direct_io_is_used_through_the_page_cache_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    cache = opened(tmp_path)
+    if not disk(cache, "direct"):
+        pytest.skip("the file system of the test has no direct I/O")
+    prompts = [prompt_of(number, 3) for number in (1, 2)]
+    if call == "read":
+        cache.serve(prompts[0])
+        cache = reopened(cache, tmp_path)
+    assert caplog.messages == []
+    disk_does(cache, call, "refuse")  # type: ignore[arg-type]
+    for prompt in prompts:
+        cache.serve(prompt)
+        assert cache.kv.flush()
+        cache.settled()
+    assert (disk(cache, "direct"), disk(cache, "read_errors"), disk(cache, "write_errors")) == (0, 0, 0)
+    assert caplog.messages == [
+        "disk: the file system refuses direct I/O; blocks go through the page cache, "
+        "which takes memory beside the tier's"
+    ]
+    cache = reopened(cache, tmp_path)
+    assert [cache.serve(prompt) for prompt in prompts] == [12, 12], "every byte was looked at"
 
 
 def test_of_three_blocks_the_one_that_could_not_be_written_is_absent_and_nothing_is_left_of_it(

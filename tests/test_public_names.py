@@ -41,7 +41,7 @@ LATER = {
     # transfer between replicas
     *("KVTransferEngine", "KVTransferEngineMetadata", "TransferReqData", "available_port"),
     # arguments and properties of a request, for the scheduler
-    *("beam_width", "encoder_length", "tenant", "estimated_reusable_tokens"),
+    *("encoder_length", "tenant"),
 }
 """What the contract promises and nothing does yet."""
 

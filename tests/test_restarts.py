@@ -1,8 +1,7 @@
 """Requests one after the other on device, host memory and disk, with restarts in between.
 
 Blocks are found where a model in dictionaries finds them: on the device, in the host, on disk, or nowhere.
-`test_device_and_host` is the same without a disk. Under "on_evict" blocks of others are copied while a
-request loads, and which of both the disk is told of first depends on threads; so it is left out here.
+`test_device_and_host` is the same without a disk.
 """
 
 import random
@@ -15,8 +14,8 @@ import pytest
 import pagekeeper as pk
 from model.pair import Pair, Request, agent_requests, conversation_requests
 from model.visits import NAMED, Names
+from model.writing import WRITE_POLICIES
 
-WRITE_POLICIES = ["write_through", "selective"]
 CONVERSATION = [(160_000, 300_000, 1_000_000), (500_000, 600_000, 6_000_000)]
 """Tokens of device, host and disk; the longest request has 126,527."""
 AGENTS = [(300_000, 550_000, 900_000), (300_000, 800_000, 4_000_000)]

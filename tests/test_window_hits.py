@@ -186,3 +186,21 @@ def test_a_block_that_one_group_has_lost_is_stored_there_anew_and_kept_in_the_ot
     assert rows(kv, third)["full"][:2] == first["full"][:2]
     assert rows(kv, third)["window"][1] == rows(kv, second)["window"][1]
     kv.verify()
+
+
+# What a scheduler is told
+
+
+def test_the_first_new_block_is_the_one_behind_what_a_request_then_finds() -> None:
+    kv = grouped({"full": FullAttention(), "window": SlidingWindow(12)}, {"full": 40, "window": 7})
+    store(kv, range(28))
+    evict(kv, 1)  # block 0 of the window: what ends before token 15 cannot be used
+    for prompt, blocks in ((range(13), 0), (range(21), 5), ([*range(24), 90, 91, 92, 93, 94], 6)):
+        tokens = list(prompt)
+        summary = kv.analyze_prefix_reuse(tokens)
+        assert summary.reusable_blocks_all == blocks
+        full = pk.hash_blocks(tokens, 4)
+        assert summary.first_new_block == (full[blocks] if blocks < len(full) else None)
+    ctx = claimed(kv, tokens)
+    kv.alloc(ctx)
+    assert ctx.cached_prefix_length == 24

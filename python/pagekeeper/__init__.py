@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         SlidingWindow,
         cache_dtype_for_encoding,
     )
+    from pagekeeper.resource_manager import KVCacheResourceManager
     from pagekeeper.retention import RetentionConfig, TokenRangeRetention
     from pagekeeper.tables import KVCacheInputs
     from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
@@ -61,6 +62,7 @@ _HOMES = {
     "KVCacheGroupId": "params",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
+    "KVCacheResourceManager": "resource_manager",
     "KVConnector": "connectors",
     "KVConnectorConfig": "connector_config",
     "KVConnectorTransfer": "transfers",
@@ -101,6 +103,7 @@ __all__ = [
     "KVCacheGroupId",
     "KVCacheInputs",
     "KVCacheParams",
+    "KVCacheResourceManager",
     "KVConnector",
     "KVConnectorConfig",
     "KVConnectorTransfer",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Batch", "Request", "Requests", "check_replica", "is_one", "text"]
+__all__ = ["Batch", "Request", "Requests", "check_replica", "flag", "is_one", "text"]
 
 Request: TypeAlias = "TextContext | int | np.integer"
 """A claimed request: its context, or the slot that `claim` returned."""
@@ -48,4 +48,15 @@ def text(given: str | None, name: str) -> str | None:
     """
     if given is not None and not isinstance(given, str):
         raise TypeError(f"{name}: got {type(given).__name__}, must be a str")
+    return given
+
+
+def flag(given: bool, name: str) -> bool:
+    """`given`, which is True or False.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if not isinstance(given, bool):
+        raise TypeError(f"{name}: got {shown(given)}, must be True or False")
     return given

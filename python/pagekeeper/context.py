@@ -143,4 +143,5 @@ _OPTIONS = (
     "dkv_cache_hint",
     "max_new_tokens",
     "num_draft_tokens",
+    "beam_width",
 )

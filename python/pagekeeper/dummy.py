@@ -15,6 +15,7 @@ from pagekeeper.events import Event, EventSnapshot
 from pagekeeper.groups import Buffers
 from pagekeeper.manager import PagedKVCacheManager
 from pagekeeper.params import MHAKVCacheParams, MultiKVCacheParams, Priority
+from pagekeeper.scheduler_calls import Demand
 from pagekeeper.tables import (
     NO_COPIES,
     NO_FILLS,
@@ -291,6 +292,56 @@ class DummyKVCache(PagedKVCacheManager):
 
     def pages_view(self, group: str | None = None) -> torch.Tensor:
         raise ValueError("there is no pool: a DummyKVCache has none")
+
+    def get_needed_blocks_one_step(
+        self,
+        batch: Batch,
+        two_step_lookahead: bool = False,
+        group: str | None = None,
+        *,
+        num_tokens: int | ArrayLike | None = None,
+    ) -> Any:
+        """None."""
+        return 0 if is_one(batch) else np.zeros(_requests(batch), np.int32)
+
+    def get_remaining_blocks_to_completion(
+        self,
+        batch: Batch,
+        group: str | None = None,
+        *,
+        two_step_lookahead: bool = False,
+        num_tokens: int | ArrayLike | None = None,
+    ) -> Any:
+        """None."""
+        return 0 if is_one(batch) else np.zeros(_requests(batch), np.int32)
+
+    def can_alloc(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> bool:
+        return True
+
+    def can_satisfy(self, blocks: Demand, at_capacity: bool = False) -> bool:
+        return True
+
+    def reuse_adjusted_compute(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> Any:
+        """Nothing."""
+        return 0 if is_one(batch) else np.zeros(_requests(batch), np.int32)
+
+    def get_request_kv_block_budget(self, ctx: Request) -> tuple[int, int] | None:
+        return None
+
+    def shorten(self, batch: Batch, num_tokens: int | ArrayLike) -> None:
+        pass
+
+    def start_scheduling(self, now: float | None = None) -> None:
+        pass
+
+    def scheduling_reserve(self, ctx: Request, blocks: Demand, group: str | None = None) -> bool:
+        return True
+
+    def scheduling_remove(self, ctx: Request) -> None:
+        pass
+
+    def scheduling_has_free_blocks(self, blocks: Demand, group: str | None = None) -> bool:
+        return True
 
     def verify(self) -> None:
         pass

@@ -22,6 +22,7 @@ from pagekeeper.params import KVCacheParams, MultiKVCacheParams, whole_number
 from pagekeeper.pause_calls import PauseCalls
 from pagekeeper.prefix_calls import PrefixCalls
 from pagekeeper.request_calls import RequestCalls
+from pagekeeper.scheduler_calls import SchedulerCalls
 
 if TYPE_CHECKING:
     pass
@@ -31,7 +32,7 @@ __all__ = ["PagedKVCacheManager"]
 _log = logging.getLogger("pagekeeper")
 
 
-class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls):
+class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, SchedulerCalls):
     """A paged KV cache with prefix sharing.
 
     A request lives through five calls::

@@ -160,7 +160,7 @@ class PrefixCalls:
         """Forgets every cached block, as after a change of weights.
 
         Requests that hold pages, or are suspended, go on, and neither reuse nor share from now on, until they
-        are preempted. The cost does not grow with the cache.
+        are preempted. The cost does not grow with the cache. A disk tier is waited for; Ctrl-C ends that.
 
         Args:
             weights_revision: what `weights_revision` is from now on; None leaves it.

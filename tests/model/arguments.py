@@ -36,6 +36,8 @@ class Scene:
         self.computed = prefilled(self.kv, PROMPT[8:14])
         self.pin = self.kv.pin(self.computed)
         self.copy = self.kv._core.start_copy(self.running, 0, 1)[0]
+        self.planned = claimed(self.kv, PROMPT[14:])
+        self.kv.alloc(self.planned)
         self.table = np.zeros((1, 2, 2, 8), np.int32)
 
     @cached_property
@@ -61,6 +63,12 @@ class Scene:
         self.tiered.release(self.alone)
         self.tiered.sleep()
         return self.tiered
+
+    @cached_property
+    def scheduling(self) -> Any:
+        """The cache, with a scheduling pass open."""
+        self.kv.start_scheduling()
+        return self.kv
 
     @cached_property
     def pools(self) -> Any:
@@ -96,6 +104,7 @@ REQUEST: Arguments = dict(
     retention=None,
     dkv_cache_hint=None,
     num_draft_tokens=0,
+    beam_width=1,
 )
 HASHED: Arguments = PREFIX | dict(page_size=4, algo="ahash64", parent=bytes(8), seed="0" * 64)
 
@@ -215,6 +224,35 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: dict(layer=0, layout="NHD", name="kv", group=None),
     ),
     "pages_view": (lambda s: s.pools.pages_view, lambda s: dict(group=None)),
+    "get_needed_blocks_one_step": (
+        lambda s: s.kv.get_needed_blocks_one_step,
+        lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, num_tokens=[1]),
+    ),
+    "get_remaining_blocks_to_completion": (
+        lambda s: s.kv.get_remaining_blocks_to_completion,
+        lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, num_tokens=[1]),
+    ),
+    "can_alloc": (lambda s: s.kv.can_alloc, lambda s: dict(batch=[s.idle], num_tokens=[1])),
+    "can_satisfy": (lambda s: s.kv.can_satisfy, lambda s: dict(blocks=1, at_capacity=False)),
+    "reuse_adjusted_compute": (
+        lambda s: s.kv.reuse_adjusted_compute,
+        lambda s: dict(batch=[s.idle], num_tokens=[1]),
+    ),
+    "get_request_kv_block_budget": (
+        lambda s: s.kv.get_request_kv_block_budget,
+        lambda s: dict(ctx=s.idle),
+    ),
+    "shorten": (lambda s: s.kv.shorten, lambda s: dict(batch=[s.planned], num_tokens=[1])),
+    "start_scheduling": (lambda s: s.kv.start_scheduling, lambda s: dict(now=1.0)),
+    "scheduling_reserve": (
+        lambda s: s.scheduling.scheduling_reserve,
+        lambda s: dict(ctx=s.idle, blocks=1, group=None),
+    ),
+    "scheduling_remove": (lambda s: s.scheduling.scheduling_remove, lambda s: dict(ctx=s.running)),
+    "scheduling_has_free_blocks": (
+        lambda s: s.scheduling.scheduling_has_free_blocks,
+        lambda s: dict(blocks=1, group=None),
+    ),
     "take_page_fills": (lambda s: s.kv.take_page_fills, lambda s: dict(group=None)),
     "take_page_copies": (lambda s: s.kv.take_page_copies, lambda s: dict(group=None)),
     "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
@@ -475,6 +513,12 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "retention": fixed(without(NOTHING, "None") | {"text": "high", "a number": 1}),
     "dkv_cache_hint": {},
     "num_draft_tokens": fixed(COUNT | NOTHING),
+    "beam_width": fixed(SIZE | NOTHING | {"65536": 65536}),
+    "two_step_lookahead": fixed(FLAG),
+    "at_capacity": fixed(FLAG),
+    "blocks": fixed(
+        COUNT | NOTHING | NO_LIST | listed(HUGE | NEGATIVE) | {"two": [1, 1], "none": [], "a group": {"a": 1}}
+    ),
     "event_buffer_max_size": fixed(COUNT | NOTHING),
     "connector": fixed(without(NOTHING, "None") | {"text": "disk", "a number": 1}),
     "other_namespaces": fixed(FLAG),

@@ -33,9 +33,14 @@ def lanes(cache: HostCache, do: Literal["copy", "hold", "fail", "panic"]) -> Non
 
 
 def disk_does(
-    cache: HostCache, call: Literal["read", "write", "sync"], do: Literal["work", "hold", "fail"]
+    cache: HostCache,
+    call: Literal["read", "write", "sync", "entries"],
+    do: Literal["work", "hold", "fail", "refuse"],
 ) -> None:
-    """What the disk does with such calls from now on, those that it holds included."""
+    """What the disk does with such calls from now on, those that it holds included.
+
+    All are about blocks, but for "entries", which is any call on these. "refuse" is said of direct I/O alone.
+    """
     cache.kv._disk.force_disk(call, do)  # type: ignore[union-attr]
 
 

@@ -21,10 +21,11 @@ def gib(slots: int) -> float:
 
 
 def opened(place: Path, pages: int = 8, units: int = 16, slots: int = 64, **options: Any) -> HostCache:
-    """A cache with a store in this directory."""
+    """A cache with a store in this directory; `kind` is its class."""
     disk = {"disk_offload_dir": place, "disk_offload_max_gb": gib(slots), "fsync": "none"}
     disk |= options.pop("disk", {})
-    return HostCache(pages, units, disk=disk, **{"model_name": "m", **options})
+    kind: type[HostCache] = options.pop("kind", HostCache)
+    return kind(pages, units, disk=disk, **{"model_name": "m", **options})
 
 
 def closed(cache: HostCache) -> None:

@@ -163,10 +163,10 @@ class Pair:
     def settle(self) -> list[object]:
         """Waits for every copy, those to the disk too; gives the requests that waited for one."""
         ready: list[object] = []
+        self.kv.flush()
         while self.kv.metrics()["copies_in_flight"]:
             ready += self.kv.poll_transfers()
-        while self.counted("disk_writes"):
-            pass
+            self.kv.flush()
         return ready
 
     def check(self) -> None:

@@ -109,6 +109,8 @@ impl Ledger {
             no_read: context.no_read,
             no_store: context.no_store,
             drafts: context.num_draft_tokens.into(),
+            max_new_tokens: context.max_new_tokens.map(|tokens| tokens.try_into().unwrap_or(u32::MAX)),
+            beams: context.beam_width.into(),
         };
         if self.config.prefix_caching {
             let passes = 1 + u32::from(sequence.guards.is_some());

@@ -44,8 +44,9 @@ pub(crate) const LOST: &str = "lost its tokens in an internal error while it was
 ///     no_read: do not reuse cached blocks.
 ///     no_store: do not share blocks of this request.
 ///     dkv_cache_hint: for connectors, which get it as `hint`: who may have the prompt's blocks.
-///     max_new_tokens: for the caller; not enforced.
+///     max_new_tokens: most tokens to generate, which schedulers are told of; not enforced.
 ///     num_draft_tokens: draft tokens that each decode step verifies besides the token it computes, 0 to 255.
+///     beam_width: requests that this one will be forked into, itself among them, which schedulers are told of; 1 to 65535.
 ///
 /// Raises:
 ///     ValueError: what is out of range, and where.
@@ -61,7 +62,7 @@ pub(crate) struct TextContext {
     pub(crate) max_length: u32,
     /// Most tokens to generate, as given, or None.
     #[pyo3(get)]
-    max_new_tokens: Option<u64>,
+    pub(crate) max_new_tokens: Option<u64>,
     /// Whether cached blocks are left alone.
     #[pyo3(get)]
     pub(crate) no_read: bool,
@@ -78,6 +79,9 @@ pub(crate) struct TextContext {
     /// Draft tokens that each decode step verifies.
     #[pyo3(get)]
     pub(crate) num_draft_tokens: u8,
+    /// Requests that this one is forked into, itself among them, as given.
+    #[pyo3(get)]
+    pub(crate) beam_width: u16,
     pub(crate) namespace: NamespaceKey,
     pub(crate) state: Mutex<State>,
 }
@@ -136,6 +140,15 @@ fn drafts_from(given: &Bound<'_, PyAny>) -> PyResult<u8> {
     number_from(given, "num_draft_tokens", "0 to 255")
 }
 
+/// The argument `beam_width`.
+fn beams_from(given: &Bound<'_, PyAny>) -> PyResult<u16> {
+    let allowed = "1 to 65535";
+    match number_from(given, "beam_width", allowed)? {
+        0 => Err(PyValueError::new_err(format!("beam_width: 0 is out of range, must be {allowed}"))),
+        beams => Ok(beams),
+    }
+}
+
 impl TextContext {
     /// Runs `claimed` on the ledger, or `free` on what the context holds itself. `free` runs under the
     /// context's lock, where no Python code may run.
@@ -178,6 +191,7 @@ impl TextContext {
             no_read: self.no_read,
             no_store: self.no_store,
             num_draft_tokens: self.num_draft_tokens,
+            beam_width: 1,
             retention: self.retention.clone(),
             retention_config: self.retention_config.as_ref().map(|config| config.clone_ref(py)),
             dkv_cache_hint: self.hint(py),
@@ -205,7 +219,8 @@ impl TextContext {
     #[new]
     #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
-                        retention = None, no_read = false, no_store = false, dkv_cache_hint = None, max_new_tokens = None, num_draft_tokens = 0))]
+                        retention = None, no_read = false, no_store = false, dkv_cache_hint = None, max_new_tokens = None, num_draft_tokens = 0,
+                        beam_width = 1))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         request_id: Bound<'_, PyAny>,
@@ -224,6 +239,7 @@ impl TextContext {
         dkv_cache_hint: Option<Py<PyAny>>,
         max_new_tokens: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = drafts_from)] num_draft_tokens: u8,
+        #[pyo3(from_py_with = beams_from)] beam_width: u16,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
         // Touch the room now, so that the first output tokens do not wait for the memory.
@@ -273,6 +289,7 @@ impl TextContext {
             retention_config: retention.map(|config| config.clone().unbind()),
             dkv_cache_hint,
             num_draft_tokens,
+            beam_width,
             namespace: inputs.namespace,
             state: Mutex::new(Content { tokens, extras: inputs.extras, former: None, cached: 0 }.free()),
         })
@@ -371,6 +388,13 @@ impl TextContext {
     #[getter]
     fn cached_prefix_length(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.position(py)?.cached)
+    }
+
+    /// Tokens that the next `alloc` would find on the device instead of computing them; 0 once the prompt is computed,
+    /// and while the request is not claimed.
+    #[getter]
+    fn estimated_reusable_tokens(&self, py: Python<'_>) -> PyResult<u32> {
+        self.visit(py, |ledger, slot| Ok(ledger.reusable_tokens(&[slot])?[0]), |_| Ok(0))
     }
 
     /// The salt; None when there is none.

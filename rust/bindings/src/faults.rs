@@ -69,13 +69,15 @@ impl TieredConnector {
 
 #[pymethods]
 impl DiskDirectory {
-    /// What the file of blocks does with calls of a kind, "read", "write" or "sync", from now on, those that it holds
-    /// included: "work", "hold" or "fail".
+    /// What the file of blocks does with calls of a kind, "read", "write" or "sync", or that of entries with any,
+    /// "entries", from now on, those that it holds included: "work", "hold", "fail" or, if a call goes around the page
+    /// cache, "refuse" it.
     fn force_disk(&self, call: &str, to: &str) -> PyResult<()> {
         let call = match call {
             "read" => Call::Read,
             "write" => Call::Write,
             "sync" => Call::Sync,
+            "entries" => Call::Entries,
             _ => return Err(PyValueError::new_err(format!("call={call:?}: no such call"))),
         };
         let mut calls = self.faults.calls.lock();
@@ -83,6 +85,7 @@ impl DiskDirectory {
             "work" => calls.remove(&call),
             "hold" => calls.insert(call, Disk::Holding),
             "fail" => calls.insert(call, Disk::Failing),
+            "refuse" => calls.insert(call, Disk::Refusing),
             _ => return Err(PyValueError::new_err(format!("to={to:?}: no such fault"))),
         };
         Ok(())
@@ -168,13 +171,18 @@ enum Call {
     Read,
     Write,
     Sync,
+    Entries,
 }
+
+const EINVAL: i32 = 22;
 
 #[derive(Clone, Copy)]
 enum Disk {
     /// Calls go on when they are let go, and not before.
     Holding,
     Failing,
+    /// Direct I/O is none that the file system has.
+    Refusing,
 }
 
 /// What a test says of a disk.
@@ -183,24 +191,27 @@ pub(crate) struct DiskFaults {
     calls: Mutex<HashMap<Call, Disk>>,
 }
 
-/// The files of a store, whose blocks do what `faults` say.
+/// The files of a store, which do what `faults` say.
 pub(crate) fn files(files: Files, faults: &Arc<DiskFaults>) -> Files {
-    let data = FaultyFile { inner: files.data, faults: Arc::clone(faults) };
-    Files { data: Arc::new(data), ..files }
+    let failing = |inner, any| Arc::new(FaultyFile { inner, faults: Arc::clone(faults), any });
+    Files { data: failing(files.data, None), entries: failing(files.entries, Some(Call::Entries)), ..files }
 }
 
 /// A file that gives the kernel no descriptor: its calls alone do what a test says.
 struct FaultyFile {
     inner: Arc<dyn BlockFile>,
     faults: Arc<DiskFaults>,
+    /// What all its calls are, if they are alike.
+    any: Option<Call>,
 }
 
 impl FaultyFile {
     fn meet(&self, call: Call) -> io::Result<()> {
         loop {
-            let fault = self.faults.calls.lock().get(&call).copied();
+            let fault = self.faults.calls.lock().get(&self.any.unwrap_or(call)).copied();
             match fault {
-                None => return Ok(()),
+                Some(Disk::Refusing) if self.is_direct() => return Err(io::Error::from_raw_os_error(EINVAL)),
+                None | Some(Disk::Refusing) => return Ok(()),
                 Some(Disk::Holding) => thread::sleep(Duration::from_millis(1)),
                 Some(Disk::Failing) => return Err(io::Error::other("forced")),
             }

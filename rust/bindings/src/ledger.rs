@@ -69,6 +69,7 @@ impl Ledger {
             | LedgerError::Padding(slot)
             | LedgerError::PlannedBefore(slot)
             | LedgerError::BadCount { slot, .. }
+            | LedgerError::NotShortened { slot, .. }
             | LedgerError::BadLoad { slot, .. }
             | LedgerError::TooLong { slot: Some(slot), .. }
             | LedgerError::InsufficientBlocks { slot, .. }

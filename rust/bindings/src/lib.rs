@@ -26,6 +26,7 @@ mod inspect;
 mod ledger;
 mod queries;
 mod retention;
+mod scheduling;
 mod shared;
 mod suspension;
 mod tables;

@@ -4,8 +4,9 @@ use crate::adopt::{Adopted, adopt};
 use crate::disk::DiskDirectory;
 use crate::errors;
 use crate::tokens::pages_from;
-use crate::transfer::Transfer;
+use crate::transfer::{Transfer, wait};
 use block_pool::{PageId, PolicyError, Step};
+use completion::Outcome;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -13,11 +14,12 @@ use pyo3::types::{PyBytes, PyDict};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tiered_connector::connector::{Closed, NotReset, Offered, Refused, TieredConnector as Core};
+use tiered_connector::connector::{Closed, Offered, Refused, TieredConnector as Core};
 use tiered_connector::copy::{CpuEngine, Region};
 use tiered_connector::host::pin::{PageLock, Pinning};
 use tiered_connector::host::{Arena, limits, sizing, topology};
 use tiered_connector::job::{Offer, TierKey};
+use tiered_connector::vault::DiskVault;
 
 /// Blocks in host memory, copied by Rust threads: a `KVConnector`.
 ///
@@ -37,6 +39,7 @@ pub(crate) struct TieredConnector {
     pub(crate) core: Core,
     /// Dropped after `core`, and before the memory that it pins.
     pinning: Option<Pinning>,
+    disk: Option<Arc<DiskVault>>,
     /// What the user has not been told of.
     warnings: Mutex<Vec<String>>,
     engine: Arc<CpuEngine>,
@@ -185,13 +188,16 @@ impl TieredConnector {
         let pinning =
             pin.then(|| Pinning::start(Arc::clone(&arena), Box::new(PageLock), Pinning::CHUNK_BYTES));
         let pinning = pinning.transpose().map_err(|error| no_thread("a thread", error))?;
+        let mut vault = None;
         if let Some(disk) = disk {
-            let (index, vault) = disk.open(arena, count, disk_bytes, disk_workers, fsync, policy)?;
-            core = core.above(index, vault);
+            let (index, opened) = disk.open(arena, count, disk_bytes, disk_workers, fsync, policy)?;
+            vault = Some(Arc::clone(&opened));
+            core = core.above(index, opened);
         }
         Ok(TieredConnector {
             core,
             pinning,
+            disk: vault,
             warnings: Mutex::new(not_bound.into_iter().collect()),
             engine,
             pages: count,
@@ -357,6 +363,7 @@ impl TieredConnector {
                 ("disk_damaged_blocks", vault.damaged),
                 ("disk_read_errors", vault.read_errors),
                 ("disk_write_errors", vault.write_errors),
+                ("disk_direct", vault.direct.into()),
                 ("disk_blocks", below.blocks.into()),
                 ("disk_units", below.slots.into()),
                 ("disk_writes", below.writing as u64),
@@ -375,14 +382,18 @@ impl TieredConnector {
         let mut warnings = std::mem::take(&mut *self.warnings.lock());
         let refused = self.pinning.as_ref().and_then(Pinning::take_warning);
         warnings.extend(refused.map(|refused| format!("host_pin_memory: {refused}")));
+        let buffered = self.disk.as_ref().and_then(|disk| disk.take_warning());
+        warnings.extend(buffered.map(|buffered| format!("disk: {buffered}")));
         warnings
     }
 
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
-        match py.detach(|| self.core.reset()) {
-            Ok(()) => Ok(()),
-            Err(NotReset::Closed(error)) => Err(closed(error)),
-            Err(error @ NotReset::Below(_)) => Err(PyOSError::new_err(error.to_string())),
+        let reset = py.detach(|| self.core.reset()).map_err(closed)?;
+        match wait(py, &reset, None)? {
+            Some(Outcome::Failed(why)) => Err(PyOSError::new_err(format!(
+                "the disk tier failed, and what it held may be found again after a restart: {why}"
+            ))),
+            _ => Ok(()),
         }
     }
 

@@ -54,27 +54,37 @@ impl Transfer {
     /// Waits without the GIL.
     fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
         self.check_process()?;
-        // A time beyond what the clock can say is no limit.
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
-            match self.completion.outcome() {
-                Some(Outcome::Done) => return Ok(()),
-                Some(Outcome::Failed(message)) => return Err(errors::named(py, "KVLoadFailed", message)),
-                Some(Outcome::Cancelled) => {
-                    return Err(errors::named(py, "KVLoadFailed", "the transfer was cancelled".into()));
-                }
-                None => {}
+        match wait(py, &self.completion, timeout)? {
+            Some(Outcome::Done) => Ok(()),
+            Some(Outcome::Failed(message)) => Err(errors::named(py, "KVLoadFailed", message)),
+            Some(Outcome::Cancelled) => {
+                Err(errors::named(py, "KVLoadFailed", "the transfer was cancelled".into()))
             }
-            let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
+            None => {
                 let seconds = timeout.unwrap_or_default().as_secs_f64();
-                return Err(PyTimeoutError::new_err(format!(
-                    "the transfer is still in flight after {seconds} s"
-                )));
+                let message = format!("the transfer is still in flight after {seconds} s");
+                Err(PyTimeoutError::new_err(message))
             }
-            py.detach(|| self.completion.wait(Some(left.min(SLICE))));
-            py.check_signals()?;
         }
+    }
+}
+
+/// Waits without the GIL, and looks for signals in between; `None` when `timeout` passes first.
+pub(crate) fn wait(
+    py: Python<'_>,
+    completion: &Completion,
+    timeout: Option<Duration>,
+) -> PyResult<Option<Outcome>> {
+    // A time beyond what the clock can say is no limit.
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()));
+        match completion.outcome() {
+            None if !left.is_zero() => {}
+            outcome => return Ok(outcome),
+        }
+        py.detach(|| completion.wait(Some(left.min(SLICE))));
+        py.check_signals()?;
     }
 }
 

@@ -51,6 +51,23 @@ impl Ledger {
         num_tokens: &[u32],
         mut loads: Loads<'_>,
     ) -> Result<Vec<LoadJob>, LedgerError> {
+        self.check_bounds(batch, num_tokens)?;
+        self.check_awake()?;
+        let mut scratch = std::mem::take(&mut self.admission);
+        let outcome = self.plan_room(batch, num_tokens, &mut loads, &mut scratch);
+        if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
+            self.counters.failed_allocs += 1;
+        }
+        let outcome = outcome.map(|()| self.commit_plans(&scratch));
+        if let (Ok(_), Loads::From(tier)) = (&outcome, &mut loads) {
+            self.touch_hits(&scratch, *tier);
+        }
+        self.admission = scratch;
+        outcome
+    }
+
+    /// Checks a batch, and what bounds its forwards.
+    pub(crate) fn check_bounds(&mut self, batch: &[SlotId], num_tokens: &[u32]) -> Result<(), LedgerError> {
         if num_tokens.len() > 1 && num_tokens.len() != batch.len() {
             return Err(LedgerError::Mismatch(format!(
                 "num_tokens has {} entries for {} requests: give one number, or one a request",
@@ -65,19 +82,24 @@ impl Ledger {
                 allowed: "at least 1 token".into(),
             });
         }
-        self.check_batch(batch)?;
+        self.check_batch(batch)
+    }
+
+    /// Whether [`Ledger::alloc`] would find room for the batch, to the page and over all groups.
+    ///
+    /// # Errors
+    /// Those of `alloc` but for the want of room now. Nothing is changed.
+    pub fn can_alloc(&mut self, batch: &[SlotId], num_tokens: &[u32]) -> Result<bool, LedgerError> {
+        self.check_bounds(batch, num_tokens)?;
         self.check_awake()?;
         let mut scratch = std::mem::take(&mut self.admission);
-        let outcome = self.plan_room(batch, num_tokens, &mut loads, &mut scratch);
-        if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
-            self.counters.failed_allocs += 1;
-        }
-        let outcome = outcome.map(|()| self.commit_plans(&scratch));
-        if let (Ok(_), Loads::From(tier)) = (&outcome, &mut loads) {
-            self.touch_hits(&scratch, *tier);
-        }
+        let planned = self.plan_room(batch, num_tokens, &mut Loads::Given(&[]), &mut scratch);
         self.admission = scratch;
-        outcome
+        match planned {
+            Ok(()) => Ok(true),
+            Err(LedgerError::InsufficientBlocks { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Plans a padding request, claimed and not planned yet, for the next forward: tables show the null

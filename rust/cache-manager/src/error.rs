@@ -212,6 +212,17 @@ pub enum LedgerError {
         /// What is allowed.
         allowed: String,
     },
+    /// A forward that cannot be made shorter.
+    #[error("slot {slot}: {what}")]
+    NotShortened {
+        /// The request.
+        slot: SlotId,
+        /// Why.
+        what: String,
+    },
+    /// No scheduling pass is open.
+    #[error("no scheduling pass is open; call start_scheduling() first")]
+    NoPass,
     /// Arrays of one call that do not fit together.
     #[error("{0}")]
     Mismatch(String),

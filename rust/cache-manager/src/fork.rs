@@ -27,6 +27,7 @@ impl Ledger {
         let mut child = parent.fork(self.counters.claims + 1, self.config.page_size);
         if let Some(parent) = self.slots.get_mut(slot) {
             parent.exposed = true;
+            parent.beams = parent.beams.saturating_sub(1).max(1);
         }
         self.counters.forks += 1;
         for group in self.config.group_ids() {
@@ -63,6 +64,8 @@ impl Sequence {
             no_read: self.no_read,
             no_store: self.no_store,
             drafts: self.drafts,
+            max_new_tokens: self.max_new_tokens,
+            beams: 1,
         };
         Sequence {
             rows: self.rows.iter().map(|row| row.fork(processed.div_ceil(page_size) as usize)).collect(),

@@ -65,6 +65,13 @@ impl GroupKind {
         needed.sinks.min(needed.from) + end.div_ceil(page_size) - needed.from
     }
 
+    /// Of these blocks, those from number `first` on.
+    pub(crate) fn held_from(&self, first: u32, start: u32, end: u32, page_size: u32) -> u32 {
+        let needed = self.needed(start, page_size);
+        let sinks = needed.sinks.min(needed.from);
+        sinks.saturating_sub(first) + end.div_ceil(page_size).saturating_sub(needed.from.max(first))
+    }
+
     /// The first `blocks` blocks of a window or a chunk in the order in which they are let go: the head first, since
     /// the tail is what a later hit needs; then the sinks, which all hits need.
     pub(crate) fn release_order(

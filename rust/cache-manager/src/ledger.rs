@@ -72,6 +72,7 @@ pub struct Ledger {
     pub(crate) orphans_swept: usize,
     pub(crate) reader: BlockReader,
     pub(crate) admission: crate::planning::Scratch,
+    pub(crate) pass: crate::scheduling::Pass,
 }
 
 impl Ledger {
@@ -114,6 +115,7 @@ impl Ledger {
             orphans_swept: 64,
             reader: BlockReader::default(),
             admission: crate::planning::Scratch::default(),
+            pass: crate::scheduling::Pass::default(),
             config,
         }
     }
@@ -274,15 +276,21 @@ impl Ledger {
         now: Option<f64>,
         ended: &[(u64, CopyEnd)],
     ) -> Result<(Step, Vec<SlotId>), LedgerError> {
-        if let Some(now) = now.filter(|&now| !now.is_finite() || now < self.now) {
-            return Err(LedgerError::TimeGoesBack { now, latest: self.now });
-        }
+        self.check_time(now)?;
         let ready = self.end_copies(ended)?;
         self.tell_time(now);
         if !self.step_open || self.step_joined {
             self.open_step();
         }
         Ok((self.step, ready))
+    }
+
+    /// Checks that a time is not before the last one.
+    pub(crate) fn check_time(&self, now: Option<f64>) -> Result<(), LedgerError> {
+        match now.filter(|&now| !now.is_finite() || now < self.now) {
+            Some(now) => Err(LedgerError::TimeGoesBack { now, latest: self.now }),
+            None => Ok(()),
+        }
     }
 
     /// Closes the open step: its forward is about to run.

@@ -73,7 +73,7 @@ impl Ledger {
     }
 
     /// Pins of planned copies: the forward that may write to the page runs after these.
-    fn planned_pins(&self, group: GroupId, page: PageId) -> u32 {
+    pub(crate) fn planned_pins(&self, group: GroupId, page: PageId) -> u32 {
         let copies = self.page_copies.iter().filter(|copy| copy.group == group);
         copies.map(|copy| u32::from(copy.source == page) + u32::from(copy.destination == page)).sum()
     }

@@ -1,7 +1,8 @@
 //! What `alloc` will do: hits, pages and loads of a whole batch, planned before anything is changed.
 
-use crate::config::Reserve;
+use crate::config::{LedgerConfig, Reserve};
 use crate::error::LedgerError;
+use crate::groups::GroupKind;
 use crate::hits::{Found, Hit};
 use crate::ledger::{Ledger, check_length};
 use crate::misses::{Miss, MissReason};
@@ -9,7 +10,7 @@ use crate::page_copies::Leaving;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use crate::tiers::Loads;
-use block_pool::{GroupId, Step};
+use block_pool::{GroupId, PageId, Pools, Step};
 use smallvec::{SmallVec, smallvec};
 
 /// What `alloc` will do for one request.
@@ -67,6 +68,103 @@ impl Scratch {
     }
 }
 
+/// What one forward of a request computes.
+#[derive(Clone, Copy)]
+pub(crate) struct Forward {
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// Tokens of the request, with the placeholder that it gets if all that it has are computed or on the way.
+    pub(crate) len: u32,
+    pub(crate) placeholder: bool,
+    pub(crate) drafts: u32,
+    /// One past the last token that the forward, its drafts and the drafter may write.
+    pub(crate) reach: u32,
+}
+
+impl Sequence {
+    /// The next forward, from token `start` on, of at most `most` tokens.
+    #[inline]
+    pub(crate) fn forward(&self, start: u32, most: u32) -> Forward {
+        let placeholder = start == self.len();
+        let len = self.len() + u32::from(placeholder);
+        let end = len.min(start.saturating_add(most));
+        let reach = end + self.draft_room(self.steps_out.iter());
+        Forward { start, end, len, placeholder, drafts: self.drafts_of(start, end, len), reach }
+    }
+
+    /// Whether the request looks for stored blocks.
+    #[inline]
+    pub(crate) fn reads(&self, config: &LedgerConfig, epoch: u32) -> bool {
+        config.prefix_caching && !self.no_read && !self.dummy && self.epoch == epoch
+    }
+
+    /// Hashes what is known; gives how many blocks may be reused at most, since the last token is computed.
+    #[inline]
+    pub(crate) fn hash_reusable(&mut self, page_size: u32) -> usize {
+        self.hash_known(page_size as usize);
+        ((self.known() - 1) / page_size) as usize
+    }
+}
+
+impl LedgerConfig {
+    /// Most tokens that one forward of a request computes, if the caller bounds it so.
+    #[inline]
+    pub(crate) fn most_tokens(&self, bound: Option<u32>) -> u32 {
+        bound.unwrap_or(u32::MAX).min(self.max_num_input_tokens.unwrap_or(u32::MAX))
+    }
+
+    /// Tokens that a group has pages for when a forward may write up to token `reach`.
+    #[inline]
+    pub(crate) fn covered(&self, kind: GroupKind, sequence: &Sequence, reach: u32) -> u32 {
+        match self.reserve {
+            Reserve::Prompt if !kind.forgets() => reach.max(sequence.prompt_end),
+            Reserve::Prompt | Reserve::Chunk => reach,
+        }
+    }
+}
+
+/// Blocks with the tokens before `tokens` that come after the `held` first ones.
+#[inline]
+pub(crate) fn blocks_behind(held: u32, tokens: u32, page_size: u32) -> u32 {
+    if u64::from(tokens) <= u64::from(held) * u64::from(page_size) {
+        0 // as in most decode steps
+    } else {
+        tokens.div_ceil(page_size) - held
+    }
+}
+
+/// A request that goes on from a hit which ends before token `start`.
+pub(crate) struct Change<'a> {
+    pub(crate) sequence: &'a Sequence,
+    pub(crate) hit: &'a Hit,
+    pub(crate) start: u32,
+}
+
+impl Change<'_> {
+    /// Tells of the pages of a group that nobody held before (true), and of those that nobody holds afterwards; each
+    /// page once in a pass of marks.
+    pub(crate) fn pages(
+        &self,
+        config: &LedgerConfig,
+        pools: &mut Pools,
+        found: &Found,
+        group: GroupId,
+        mut each: impl FnMut(&Pools, PageId, bool),
+    ) {
+        for &page in found.pages(self.hit, group) {
+            if pools[group].is_evictable(page) && pools[group].mark(page) {
+                each(pools, page, true);
+            }
+        }
+        for page in self.sequence.let_go_for(self.hit, self.start, group, config) {
+            let pool = &mut pools[group];
+            if pool.refs(page) == 1 && pool.pins(page) == 0 && pool.mark(page) {
+                each(pools, page, false);
+            }
+        }
+    }
+}
+
 impl Ledger {
     /// The joint plan of the batch. Reads only, but for hashes not computed yet and planning marks.
     pub(crate) fn plan(
@@ -117,31 +215,16 @@ impl Ledger {
     /// Whether the planned batch fits, to the page.
     fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
         let mut room = self.pools.room();
-        for group in self.config.group_ids() {
-            let pool = &mut self.pools[group];
-            pool.open_marks();
-            for &page in scratch.found.all(group) {
-                if !pool.is_evictable(page) {
-                    pool.mark(page); // held, and hit: nobody who lets it go makes room
-                }
-            }
-        }
+        self.mark_held(&scratch.found);
         let mut demand: SmallVec<[u32; 1]> = smallvec![0; self.config.groups.len()];
         let mut lacking = None;
         for (plan, taken) in scratch.plans(self.config.groups.len()) {
             let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
             for group in self.config.group_ids() {
-                for &page in scratch.found.pages(&plan.hit, group) {
-                    if self.pools[group].is_evictable(page) && self.pools[group].mark(page) {
-                        room.claim(&self.pools, group, page);
-                    }
-                }
-                for page in sequence.let_go_for(&plan.hit, plan.start, group, &self.config) {
-                    let pool = &mut self.pools[group];
-                    if pool.refs(page) == 1 && pool.pins(page) == 0 && pool.mark(page) {
-                        room.give_back(&self.pools, group, page);
-                    }
-                }
+                let change = Change { sequence, hit: &plan.hit, start: plan.start };
+                change.pages(&self.config, &mut self.pools, &scratch.found, group, |pools, page, gains| {
+                    if gains { room.claim(pools, group, page) } else { room.give_back(pools, group, page) }
+                });
             }
             let before = demand.clone();
             for (demand, pages) in demand.iter_mut().zip(taken) {
@@ -168,6 +251,19 @@ impl Ledger {
         }
     }
 
+    /// Opens a pass of marks in which the pages that are held, and hit, are marked: nobody who lets one go makes room.
+    pub(crate) fn mark_held(&mut self, found: &Found) {
+        for group in self.config.group_ids() {
+            let pool = &mut self.pools[group];
+            pool.open_marks();
+            for &page in found.all(group) {
+                if !pool.is_evictable(page) {
+                    pool.mark(page);
+                }
+            }
+        }
+    }
+
     fn plan_one(
         &mut self,
         index: usize,
@@ -180,19 +276,15 @@ impl Ledger {
         let (step, open, epoch) = (self.step, self.step_open, self.epoch);
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
         check_plannable(sequence, slot, step, open)?;
-        let placeholder = sequence.position == sequence.len();
-        if placeholder {
+        if sequence.position == sequence.len() {
             check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
-        let len = sequence.len() + u32::from(placeholder);
 
         let mut missed = None;
         let (mut hit, mut on_device) = (Hit::default(), sequence.nodes.len());
-        let reads =
-            self.config.prefix_caching && !sequence.no_read && !sequence.dummy && sequence.epoch == epoch;
+        let reads = sequence.reads(&self.config, epoch);
         if reads && sequence.position < sequence.prompt_end {
-            sequence.hash_known(page_size as usize);
-            let limit = ((sequence.known() - 1) / page_size) as usize;
+            let limit = sequence.hash_reusable(page_size);
             let found = &mut scratch.found;
             let collided;
             (hit, on_device, collided) = found.look_up(
@@ -221,11 +313,9 @@ impl Ledger {
         if load > most_load {
             return Err(LedgerError::BadLoad { slot, given: load, most: most_load });
         }
-        let most = bound.unwrap_or(u32::MAX).min(self.config.max_num_input_tokens.unwrap_or(u32::MAX));
-        let end = len.min(start.saturating_add(most));
-        let reserved = end + sequence.draft_room(sequence.steps_out.iter());
+        let forward = sequence.forward(start, self.config.most_tokens(bound));
         let limit = self.config.max_blocks_per_request(sequence.drafts);
-        let most = len + sequence.draft_room([].iter());
+        let most = forward.len + sequence.draft_room([].iter());
         if u64::from(most) > u64::from(limit) * u64::from(page_size) {
             let group = self.config.lead();
             let room = self.room(group, most.div_ceil(page_size), self.pools.available(group));
@@ -235,18 +325,13 @@ impl Ledger {
         let mut at_most: SmallVec<[u32; 1]> = SmallVec::new();
         for (row, group) in sequence.rows.iter().zip(&self.config.groups) {
             let (held, kind) = ((row.pages.len() as u32).max(hit_end), group.kind);
-            let covered = match self.config.reserve {
-                Reserve::Prompt if !kind.forgets() => reserved.max(sequence.prompt_end),
-                Reserve::Prompt | Reserve::Chunk => reserved,
-            };
+            let covered = self.config.covered(kind, sequence, forward.reach);
             let new = if sequence.dummy {
                 0
             } else if load > 0 {
                 load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
-            } else if u64::from(covered) <= u64::from(held) * u64::from(page_size) {
-                0 // as in most decode steps
             } else {
-                covered.div_ceil(page_size) - held
+                blocks_behind(held, covered, page_size)
             };
             if !plain {
                 // Now, and when the last token is computed.
@@ -256,10 +341,10 @@ impl Ledger {
             }
             scratch.pages.push(NewPages { new, copies: sequence.exposed && load == 0 });
         }
-        let drafts = sequence.drafts_of(start, end, len);
         if !plain {
             self.check_capacity(slot, most, &at_most)?;
         }
+        let Forward { end, placeholder, drafts, .. } = forward;
         Ok(Plan { slot, hit, missed, start, end, placeholder, drafts, load, first_load })
     }
 

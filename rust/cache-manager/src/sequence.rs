@@ -35,6 +35,10 @@ pub struct NewSequence {
     pub no_store: bool,
     /// Draft tokens that a decode step verifies.
     pub drafts: u32,
+    /// Most tokens that it will generate, for forecasts; `None`: up to its length limit.
+    pub max_new_tokens: Option<u32>,
+    /// Requests that it will be forked into, itself among them, for forecasts; at least 1.
+    pub beams: u32,
 }
 
 impl NewSequence {
@@ -52,6 +56,8 @@ impl NewSequence {
             no_read: false,
             no_store: false,
             drafts: 0,
+            max_new_tokens: None,
+            beams: 1,
         }
     }
 
@@ -118,6 +124,9 @@ pub(crate) struct Sequence {
     pub(crate) no_read: bool,
     pub(crate) no_store: bool,
     pub(crate) drafts: u32,
+    pub(crate) max_new_tokens: Option<u32>,
+    /// Requests that it stands for: itself, and the forks that are still to come.
+    pub(crate) beams: u32,
     /// A padding request: its row is all null pages, and nothing of it is read or stored.
     pub(crate) dummy: bool,
 
@@ -192,6 +201,8 @@ impl Sequence {
             no_read: new.no_read,
             no_store: new.no_store,
             drafts: new.drafts,
+            max_new_tokens: new.max_new_tokens,
+            beams: new.beams,
             dummy: false,
             rows: smallvec![Row::default(); groups],
             exposed: false,
@@ -267,6 +278,8 @@ impl Sequence {
             no_read,
             no_store,
             drafts,
+            max_new_tokens: _, // as it was claimed
+            beams,
             dummy,
             rows,
             exposed,
@@ -292,7 +305,7 @@ impl Sequence {
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
-        (no_read, no_store, drafts, dummy, rows, exposed, namespace, epoch).hash(hasher);
+        (no_read, no_store, drafts, beams, dummy, rows, exposed, namespace, epoch).hash(hasher);
         (nodes, anchored, end, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
         (admitted, load, load_failed, suspension, steps_out, dropped, interrupted, last_step).hash(hasher);
     }

@@ -339,6 +339,7 @@ impl Ledger {
             orphans_swept: _,
             reader: _,
             admission: _,
+            pass: _,
             taken: _,
             left: _,
             spare: _,

@@ -172,7 +172,7 @@ impl Core {
     fn write_entries(&self, changes: &BTreeMap<u32, Change>) -> io::Result<()> {
         let mut header = self.header.lock();
         let epoch = self.slots.lock().epoch();
-        if header.is_none() {
+        if *header != Some(epoch) {
             recovery::write_epoch(&*self.entries, self.number, epoch)?;
         }
         let mut bytes = vec![0; self.layout.entry_bytes()];

@@ -16,8 +16,8 @@ pub use workers::Workers;
 
 /// Moves bytes. No call but `wait` and `stop` waits.
 pub trait Engine: Send + Sync {
-    /// Takes an operation, which is ended once, in a thread of the engine's; reads go before writes. A stopped engine
-    /// gives it up.
+    /// Takes an operation, which is ended once, in a thread of the engine's; reads go before writes, and writes leave
+    /// them room. A stopped engine gives it up.
     fn submit(&self, operation: Operation);
 
     /// Writes that have not ended.
@@ -79,18 +79,12 @@ pub(crate) struct Queue {
     process: u32,
 }
 
-impl Default for Queue {
-    fn default() -> Queue {
-        let (more, idle) = (Condvar::new(), Condvar::new());
-        Queue { state: Mutex::default(), more, idle, process: std::process::id() }
-    }
-}
-
-#[derive(Default)]
 struct State {
     reads: VecDeque<Operation>,
     writes: VecDeque<Operation>,
     running_writes: usize,
+    /// Most of them: a disk that answers no write goes on reading.
+    most_writes: usize,
     running: usize,
     closed: bool,
 }
@@ -101,7 +95,10 @@ impl State {
     }
 
     fn pop(&mut self) -> Option<Operation> {
-        let next = self.reads.pop_front().or_else(|| self.writes.pop_front())?;
+        let next = match self.reads.pop_front() {
+            None if self.running_writes < self.most_writes => self.writes.pop_front()?,
+            read => read?,
+        };
         self.running += 1;
         self.running_writes += usize::from(next.write);
         Some(next)
@@ -109,6 +106,24 @@ impl State {
 }
 
 impl Queue {
+    /// A queue of which up to `depth` operations run at once, a quarter of them reads alone.
+    pub(crate) fn new(depth: usize) -> Arc<Queue> {
+        let state = State {
+            reads: VecDeque::new(),
+            writes: VecDeque::new(),
+            running_writes: 0,
+            most_writes: depth.saturating_sub(depth.div_ceil(4)).max(1),
+            running: 0,
+            closed: false,
+        };
+        Arc::new(Queue {
+            state: Mutex::new(state),
+            more: Condvar::new(),
+            idle: Condvar::new(),
+            process: std::process::id(),
+        })
+    }
+
     pub(crate) fn push(&self, operation: Operation) {
         let mut state = self.state.lock();
         if state.closed {

@@ -32,11 +32,10 @@ impl Slots {
         self.epoch
     }
 
-    /// Forgets all that was written or is on its way. Gives the epoch that begins.
-    pub(crate) fn begin_epoch(&mut self) -> u64 {
+    /// Forgets all that was written or is on its way, in a new epoch.
+    pub(crate) fn begin_epoch(&mut self) {
         self.epoch += 1;
         self.stamps.fill(Stamp::default());
-        self.epoch
     }
 
     /// A block is on its way into a slot: from now on nobody knows what is there. Gives its serial number.

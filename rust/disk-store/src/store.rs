@@ -176,6 +176,8 @@ pub(crate) struct Core {
     /// Slots that have space on the disk.
     reserved: Mutex<u32>,
     directory: Mutex<Option<Directory>>,
+    /// Nothing is written any more: the files may be another store's.
+    stopped: AtomicBool,
 }
 
 /// A store of blocks.
@@ -183,8 +185,6 @@ pub struct Store {
     core: Arc<Core>,
     engine: Box<dyn Engine>,
     committer: Mutex<Option<JoinHandle<()>>>,
-    /// Nothing is written any more: the files may be another store's.
-    stopped: AtomicBool,
     process: u32,
 }
 
@@ -221,13 +221,13 @@ impl Store {
             failed_syncs: AtomicU64::new(0),
             reserved: Mutex::new(reserved),
             directory: Mutex::new(directory),
+            stopped: AtomicBool::new(false),
         });
         let of_thread = Arc::clone(&core);
         let committer = std::thread::Builder::new().name("pk-disk-sync".into());
         let committer = committer.spawn(move || of_thread.commits.run(&of_thread))?;
         let committer = Mutex::new(Some(committer));
-        let (stopped, process) = (AtomicBool::new(false), std::process::id());
-        Ok((Store { core, engine, committer, stopped, process }, blocks))
+        Ok((Store { core, engine, committer, process: std::process::id() }, blocks))
     }
 
     /// Its sizes.
@@ -322,28 +322,15 @@ impl Store {
         self.core.left(instead);
     }
 
-    /// Forgets every block, so that none comes back however the process ends, or the power: that is synced whatever
-    /// else is not. Writes that are on their way are given up. Waits for the disk.
-    ///
-    /// # Errors
-    /// The disk failed, or the store was stopped. Blocks may come back if it is opened again; until then none does.
-    pub fn reset(&self) -> io::Result<()> {
-        let core = &self.core;
-        let mut header = core.header.lock();
-        if self.stopped.load(Ordering::Acquire) {
-            return Err(io::Error::other("the store was stopped"));
-        }
-        let epoch = core.slots.lock().begin_epoch();
-        *header = None;
-        let written = recovery::write_epoch(&*core.entries, core.number, epoch);
-        match written.and_then(|()| core.entries.sync()) {
-            Ok(()) => *header = Some(epoch),
-            // Where that cannot be written the entries may still be cut off; the next commit writes it.
-            Err(error) => {
-                core.entries.set_len(0).and_then(|()| core.entries.sync()).map_err(|_| error)?;
-            }
-        }
-        Ok(())
+    /// Forgets every block at once; writes that are on their way are given up. `done` is told, in another thread, when
+    /// none comes back however the process ends, or the power: that is synced whatever else is not. Where the disk has
+    /// failed, or the store was stopped, blocks may come back if it is opened again; until then none does.
+    pub fn reset(&self, done: Done) {
+        self.core.slots.lock().begin_epoch();
+        let (core, told) = (Arc::clone(&self.core), Told::new(done));
+        let thread = std::thread::Builder::new().name("pk-disk-reset".into());
+        // Where no thread starts the end is told as well: `told` is dropped.
+        _ = thread.spawn(move || told.tell(core.write_epoch().map_err(Failure::from)));
     }
 
     /// Writes waiting or under way.
@@ -382,9 +369,13 @@ impl Store {
             _ = committer.join(); // it calls no function of others that may panic
         }
         if committed && self.engine.wait(Some(Instant::now())) {
-            let _nobody_writes = self.core.header.lock();
-            self.stopped.store(true, Ordering::Release);
-            drop(self.core.directory.lock().take());
+            let soon = Instant::now().checked_add(timeout); // a reset may be under way
+            let nobody_writes = soon
+                .map_or_else(|| Some(self.core.header.lock()), |soon| self.core.header.try_lock_until(soon));
+            if nobody_writes.is_some() {
+                self.core.stopped.store(true, Ordering::Release);
+                drop(self.core.directory.lock().take());
+            }
         }
     }
 }
@@ -406,6 +397,25 @@ impl Core {
         let instead = self.commits.push(slot, Change::Clear);
         drop(slots);
         self.left(instead);
+    }
+
+    /// The header says which epoch it is, for good.
+    fn write_epoch(&self) -> io::Result<()> {
+        let mut header = self.header.lock();
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(io::Error::other("the store was stopped"));
+        }
+        let epoch = self.slots.lock().epoch();
+        *header = None;
+        let written = recovery::write_epoch(&*self.entries, self.number, epoch);
+        match written.and_then(|()| self.entries.sync()) {
+            Ok(()) => *header = Some(epoch),
+            // Where that cannot be written the entries may still be cut off; the next commit writes it.
+            Err(error) => {
+                self.entries.set_len(0).and_then(|()| self.entries.sync()).map_err(|_| error)?;
+            }
+        }
+        Ok(())
     }
 
     /// A change will not be committed: another one of its slot goes instead, or the store was stopped.

@@ -5,7 +5,7 @@ mod scene;
 use disk_store::directory::{DATA, Directory, ENTRIES, Holder};
 use disk_store::inspect::{Inspection, Report, Unreadable};
 use disk_store::manifest::{Manifest, Mismatch};
-use scene::{Kind, NUMBER, Scene};
+use scene::{Kind, NUMBER, Scene, reset};
 use std::path::Path;
 
 const MANIFEST: &str = "manifest.json";
@@ -32,7 +32,7 @@ fn scene() -> Scene {
     scene.write(&store, 5, 5).unwrap();
     store.store.wait(std::time::Duration::from_secs(10));
     assert!(store.store.flush(std::time::Duration::from_secs(10)));
-    store.store.reset().unwrap();
+    reset(&store.store).unwrap();
     (0..5).for_each(|slot| scene.write(&store, slot, u64::from(slot)).unwrap());
     drop(store);
     scene

@@ -5,7 +5,7 @@ mod scene;
 use disk_store::directory::{DATA, ENTRIES, OURS};
 use disk_store::entry::{Entry, Origin};
 use disk_store::store::{Block, Failure, Sync};
-use scene::{Kind, NUMBER, Scene, at, block, payload};
+use scene::{Kind, NUMBER, Scene, at, block, payload, reset};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ fn what_a_reset_forgot_does_not_come_back() {
         let store = scene.open();
         scene.write(&store, 0, 10).unwrap();
         assert!(store.store.flush(Duration::from_secs(10)));
-        store.store.reset().unwrap();
+        reset(&store.store).unwrap();
         scene.write(&store, 1, 11).unwrap();
         drop(store);
         let again = scene.open();
@@ -94,10 +94,11 @@ fn a_block_that_comes_and_goes_takes_no_more_than_its_slot_and_leaves_no_entry()
         let mut scene = Scene::new(kind, 600, 4);
         scene.sync = Sync::None;
         let store = scene.open();
+        let flush = || assert!(store.store.flush(Duration::from_secs(10)));
         for (slot, number) in [(0, 1), (0, 1), (1, 2)] {
             scene.write(&store, slot, number).unwrap(); // block 1 twice
+            flush();
         }
-        let flush = || assert!(store.store.flush(Duration::from_secs(10)));
         for _ in 0..100 {
             scene.write(&store, 2, 3).unwrap();
             flush();
@@ -224,7 +225,7 @@ fn without_a_header_that_is_whole_nothing_is_believed() {
     let scene = Scene::new(Kind::Workers, 64, 3);
     let store = scene.open();
     scene.write(&store, 0, 0).unwrap();
-    store.store.reset().unwrap();
+    reset(&store.store).unwrap();
     scene.write(&store, 1, 1).unwrap();
     drop(store);
     let path = scene.path().join(ENTRIES);

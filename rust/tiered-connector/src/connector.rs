@@ -12,7 +12,7 @@ use crate::shards::time_left;
 use crate::transfer::{Ended, Handoff};
 use crate::vault::{Vault, VaultCounters};
 use block_pool::{EvictionPolicy, PageId, Step};
-use completion::Completion;
+use completion::{Completion, pending};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -62,17 +62,6 @@ pub enum Offered {
     Storing(Completion),
     /// The lanes have fallen behind, or the memory is out of reach: the blocks were dropped.
     Dropped,
-}
-
-/// Why a reset is not certain.
-#[derive(Debug, Error)]
-pub enum NotReset {
-    /// The connector takes no copies.
-    #[error(transparent)]
-    Closed(#[from] Closed),
-    /// The tier below failed: what it held may come back when it is opened again. Until then it does not.
-    #[error("the disk tier failed, and what it held may be found again after a restart: {0}")]
-    Below(std::io::Error),
 }
 
 /// Counters and gauges of the tier below the host.
@@ -355,17 +344,26 @@ impl TieredConnector {
         finished
     }
 
-    /// Forgets every block, those on their way included; private units stay. The cost does not grow with their number.
-    /// Waits for the tier below, so that nothing comes back however the process ends.
+    /// Forgets every block at once, those on their way included; private units stay. The cost does not grow with their
+    /// number. That ends when nothing comes back however the process ends; if it fails, what the tier below held may
+    /// come back when it is opened again, and until then does not.
     ///
     /// # Errors
-    /// In a forked process; the tier below failed.
-    pub fn reset(&self) -> Result<(), NotReset> {
+    /// In a forked process.
+    pub fn reset(&self) -> Result<Completion, Closed> {
         let mut inner = self.enter()?;
         inner.index.reset();
-        let Some(below) = &mut inner.below else { return Ok(()) };
-        below.forget_all();
-        below.vault.reset().map_err(NotReset::Below)
+        Ok(match &mut inner.below {
+            None => {
+                let (completer, completion) = pending();
+                completer.finish();
+                completion
+            }
+            Some(below) => {
+                below.forget_all();
+                below.vault.reset()
+            }
+        })
     }
 
     /// Counters and gauges.
@@ -419,7 +417,7 @@ impl TieredConnector {
     }
 
     fn vault(&self) -> Result<Option<Arc<dyn Vault>>, Closed> {
-        Ok(self.enter()?.below.as_ref().map(|below| Arc::clone(&below.vault)))
+        Ok(self.lock()?.below.as_ref().map(|below| Arc::clone(&below.vault)))
     }
 
     /// Takes no more copies, gives those in flight `timeout` to end, cancels the rest and ends the threads. Calling it
@@ -462,7 +460,7 @@ impl TieredConnector {
         Ok(inner)
     }
 
-    /// Tells the index what has ended.
+    /// Tells the index what has ended, in the order in which it was planned: threads do not say what was used last.
     fn settle(&self, inner: &mut Inner) {
         let Ended { jobs, transfers } = self.handoff.take();
         let Inner { index, below, .. } = inner;

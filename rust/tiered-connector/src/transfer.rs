@@ -15,7 +15,7 @@ mod tests;
 /// What has ended and nobody was told of yet.
 #[derive(Default, Debug)]
 pub struct Ended {
-    /// Jobs, in the order in which they ended.
+    /// Jobs, in the order in which they were planned.
     pub jobs: Vec<(JobId, Outcome)>,
     /// Transfers that have a tag.
     pub transfers: Vec<(u64, Outcome)>,
@@ -36,7 +36,12 @@ impl Handoff {
 
     /// Takes what has ended since the last call. Costs one atomic load when that is nothing.
     pub fn take(&self) -> Ended {
-        if self.any.take() { std::mem::take(&mut *self.ended.lock()) } else { Ended::default() }
+        if !self.any.take() {
+            return Ended::default();
+        }
+        let mut ended = std::mem::take(&mut *self.ended.lock());
+        ended.jobs.sort_unstable_by_key(|(id, _)| *id);
+        ended
     }
 
     /// Begins a transfer of these jobs: a task for each, and the handle of the whole. It is settled when the last job

@@ -5,12 +5,14 @@ use crate::index::TierIndex;
 use crate::job::{Origin, TierKey, UnitId};
 use crate::transfer::Countdown;
 use block_pool::{EvictionPolicy, Priority};
+use completion::{Completion, pending};
 use disk_store::engine::best;
 use disk_store::entry::Key;
 use disk_store::store::{Block, Done, Failure, Files, Layout, Memory, Store, Sync as Fsync};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -48,10 +50,12 @@ pub struct VaultCounters {
     pub read_errors: u64,
     /// Writes that the system failed.
     pub write_errors: u64,
+    /// Whether blocks go around the system's page cache; no number.
+    pub direct: bool,
 }
 
 /// Keeps blocks in slots. Units stay as they are while they are written, and are nobody else's while they are read
-/// into. Only `reset`, `flush` and `stop` wait.
+/// into. Only `wait`, `flush` and `stop` wait.
 pub trait Vault: Send + Sync {
     /// A number that every reset changes.
     fn epoch(&self) -> u64;
@@ -62,11 +66,9 @@ pub trait Vault: Send + Sync {
     /// Copies slots into units, those of blocks that were not read may hold anything then.
     fn read(&self, moves: Vec<Move>, told: Moved);
 
-    /// Forgets every block, so that none comes back.
-    ///
-    /// # Errors
-    /// That is not certain.
-    fn reset(&self) -> io::Result<()>;
+    /// Forgets every block at once. That ends when none comes back however the process ends, and fails if that is not
+    /// certain.
+    fn reset(&self) -> Completion;
 
     /// Waits until nothing is on its way; false when `timeout` passes first.
     fn wait(&self, timeout: Duration) -> bool;
@@ -85,6 +87,8 @@ pub trait Vault: Send + Sync {
 pub struct DiskVault {
     store: Store,
     arena: Arc<Arena>,
+    /// The user was told that blocks go through the page cache.
+    told: AtomicBool,
 }
 
 impl DiskVault {
@@ -113,7 +117,7 @@ impl DiskVault {
             let priority = Priority::new(entry.priority.into()).unwrap_or_default();
             (UnitId(entry.slot), TierKey { hash, guard }, priority)
         }));
-        Ok((index, DiskVault { store, arena }))
+        Ok((index, DiskVault { store, arena, told: AtomicBool::new(false) }))
     }
 
     /// The store.
@@ -121,9 +125,12 @@ impl DiskVault {
         &self.store
     }
 
-    /// Whether blocks go around the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.store.is_direct()
+    /// What the user has to be told, once: that the system refuses to go around its page cache.
+    pub fn take_warning(&self) -> Option<&'static str> {
+        let is_new = !self.store.is_direct() && !self.told.swap(true, Relaxed);
+        is_new.then_some(
+            "the file system refuses direct I/O; blocks go through the page cache, which takes memory beside the tier's",
+        )
     }
 
     fn each(&self, moves: Vec<Move>, told: Moved, begin: impl Fn(Move, Memory, Done)) {
@@ -186,8 +193,15 @@ impl Vault for DiskVault {
         });
     }
 
-    fn reset(&self) -> io::Result<()> {
-        self.store.reset()
+    fn reset(&self) -> Completion {
+        let (completer, completion) = pending();
+        self.store.reset(Box::new(move |end| {
+            match end {
+                Ok(()) => completer.finish(),
+                Err(why) => completer.fail(why.to_string()),
+            };
+        }));
+        completion
     }
 
     fn wait(&self, timeout: Duration) -> bool {
@@ -210,6 +224,7 @@ impl Vault for DiskVault {
             damaged: counters.damaged.load(Relaxed),
             read_errors: counters.read_errors.load(Relaxed),
             write_errors: counters.write_errors.load(Relaxed),
+            direct: self.store.is_direct(),
         }
     }
 }

@@ -8,6 +8,7 @@ mod drafts;
 mod driver;
 mod events;
 mod fences;
+mod forecasts;
 mod forks;
 mod identity;
 mod misses;

@@ -39,7 +39,7 @@ impl Ring {
         }
         let ring = IoUring::new((depth + 1).next_power_of_two().max(2) as u32)?;
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let queue: Arc<Queue> = Arc::default();
+        let queue = Queue::new(depth);
         let on_its_way = (0..depth).map(|_| None).collect();
         let mut lane = Lane {
             ring,

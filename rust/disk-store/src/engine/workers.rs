@@ -21,7 +21,7 @@ impl Workers {
     /// # Errors
     /// The system starts no more.
     pub fn start(file: &Arc<dyn BlockFile>, count: usize) -> io::Result<Workers> {
-        let workers = Workers { queue: Arc::default(), threads: Mutex::default() };
+        let workers = Workers { queue: Queue::new(count), threads: Mutex::default() };
         for number in 0..count {
             let (queue, file) = (Arc::clone(&workers.queue), Arc::clone(file));
             let thread = std::thread::Builder::new().name(format!("pk-disk-{number}"));

@@ -2,7 +2,7 @@
 
 use crate::disk::Disk;
 use crate::random::Random;
-use crate::scene::{NUMBER, block, key, payload};
+use crate::scene::{NUMBER, block, key, payload, reset};
 use disk_store::engine::Workers;
 use disk_store::entry::Entry;
 use disk_store::file::Pages;
@@ -193,7 +193,7 @@ impl Living<'_> {
     fn reset(&mut self) -> Result<(), String> {
         (0..LAYOUT.slots).for_each(|slot| self.let_go(slot));
         let (began, generation) = (self.disk.time(), self.fresh + self.life.resets.len() as u64);
-        self.store.reset().map_err(|error| error.to_string())?;
+        reset(&self.store).map_err(|error| error.to_string())?;
         self.life.resets.push(Reset { began, returned: self.disk.time(), generation });
         Ok(())
     }

@@ -41,7 +41,7 @@ pub(crate) struct FaultyFile {
     inner: SystemFile,
     faults: Mutex<HashMap<Call, Fault>>,
     changed: Condvar,
-    /// Calls that hang.
+    /// Calls that hang, and descriptors that were given instead of the file's.
     hanging: AtomicUsize,
     /// It says that it is direct, and refuses all that is.
     refuses: AtomicBool,
@@ -86,6 +86,11 @@ impl FaultyFile {
 
     pub(crate) fn put_descriptor(&self, descriptor: OwnedFd) {
         *self.descriptor.lock().unwrap() = Some(descriptor);
+    }
+
+    /// The kernel has the file again, but for what it was asked before.
+    pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
+        self.descriptor.lock().unwrap().take()
     }
 
     /// Waits until so many calls hang.
@@ -163,6 +168,7 @@ impl BlockFile for FaultyFile {
 
     fn descriptor(&self, address: usize, len: usize) -> Option<RawFd> {
         let other = self.descriptor.lock().unwrap().as_ref().map(AsRawFd::as_raw_fd);
+        self.hanging.fetch_add(usize::from(other.is_some()), Ordering::SeqCst);
         other.or_else(|| self.inner.descriptor(address, len))
     }
 

@@ -9,7 +9,7 @@ mod scene;
 use disk_store::store::{Failure, Sync};
 use faulty::{Call, EIO, ENOSPC, Fault};
 use rig::{LAYOUT, LONG, Rig};
-use scene::{Kind, payload};
+use scene::{Kind, payload, reset};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -141,6 +141,33 @@ fn a_slow_disk_holds_up_neither_who_asks_nor_who_stops_for_longer_than_was_said(
 }
 
 #[test]
+fn blocks_are_read_while_the_disk_answers_no_write() {
+    let mut rig = Rig::new(Kind::Workers, Sync::Batch);
+    rig.write(0).unwrap();
+    rig.data.fail(Call::Write, Fault::Hangs);
+    (1..9).for_each(|slot| rig.begin_write(slot));
+    rig.data.wait_for_hanging(2);
+    (0..9).for_each(|_| assert_eq!(rig.read(0), Ok(())));
+    rig.data.heal();
+    (1..9).for_each(|_| assert_eq!(rig.end().1, Ok(())));
+    assert_eq!((rig.read(8), rig.write(9)), (Ok(()), Ok(())));
+
+    let mut rig = Rig::new(Kind::Ring, Sync::Batch);
+    rig.write(0).unwrap();
+    // A pipe that is full takes no write.
+    let (reads, mut writes) = std::io::pipe().unwrap();
+    writes.write_all(&vec![0; 1 << 16]).unwrap();
+    rig.data.put_descriptor(writes.into());
+    (1..9).for_each(|slot| rig.begin_write(slot));
+    rig.data.wait_for_hanging(3);
+    let _open = rig.data.take_descriptor();
+    (0..9).for_each(|_| assert_eq!(rig.read(0), Ok(())));
+    drop(reads);
+    let ends: Vec<bool> = (1..9).map(|_| rig.end().1.is_ok()).collect();
+    assert_eq!(ends.iter().filter(|&&end| end).count(), 5, "all that the pipe did not have");
+}
+
+#[test]
 fn a_disk_that_takes_half_a_second_is_waited_for_by_a_flush() {
     let mut rig = Rig::new(Kind::Workers, Sync::Batch);
     rig.data.fail(Call::Write, Fault::Hangs);
@@ -258,15 +285,15 @@ fn a_block_that_is_forgotten_before_its_commit_is_not_called_durable() {
 #[test]
 fn a_write_that_is_forgotten_or_reset_while_it_is_on_its_way_is_given_up() {
     for sync in [Sync::Batch, Sync::Always] {
-        for reset in [false, true] {
+        for forget in [false, true] {
             let mut rig = Rig::new(Kind::Workers, sync);
             rig.data.fail(Call::Write, Fault::Hangs);
             (0..4).for_each(|slot| rig.begin_write(slot)); // two begun, two that wait
             rig.data.wait_for_hanging(2);
-            if reset {
-                rig.store.reset().unwrap();
-            } else {
+            if forget {
                 (0..4).for_each(|slot| rig.store.forget(slot));
+            } else {
+                reset(&rig.store).unwrap();
             }
             rig.data.heal();
             (0..4).for_each(|_| assert_eq!(rig.end().1, Err(Failure::GivenUp)));
@@ -282,7 +309,7 @@ fn a_write_that_is_forgotten_or_reset_while_it_is_on_its_way_is_given_up() {
 fn after_a_reset_no_block_is_read_that_was_written_before() {
     let mut rig = Rig::new(Kind::Workers, Sync::Batch);
     rig.write(0).unwrap();
-    rig.store.reset().unwrap();
+    reset(&rig.store).unwrap();
     assert_eq!(rig.read(0), Err(Failure::Damaged));
     assert_eq!((rig.write(0), rig.read(0)), (Ok(()), Ok(())));
 }
@@ -294,7 +321,7 @@ fn a_reset_that_cannot_be_written_cuts_the_entries_and_later_blocks_are_durable_
         rig.write(0).unwrap();
         rig.flush();
         rig.entries.fail(call, EIO);
-        assert_eq!(rig.store.reset().is_ok(), call == Call::Write, "without any sync nothing is sure");
+        assert_eq!(reset(&rig.store).is_ok(), call == Call::Write, "without any sync nothing is sure");
         rig.write(1).unwrap();
         rig.flush();
         assert_eq!(rig.count(|it| &it.undurable), 1, "an entry without its epoch is none");
@@ -314,11 +341,30 @@ fn a_reset_that_fails_altogether_says_so_and_still_holds_in_this_process() {
     rig.flush();
     rig.entries.fail(Call::Write, EIO);
     rig.entries.fail(Call::SetLen, EIO);
-    assert!(rig.store.reset().is_err());
+    assert!(reset(&rig.store).is_err());
     assert_eq!(rig.read(0), Err(Failure::Damaged));
     rig.entries.heal();
     rig.write(1).unwrap();
     assert_eq!(rig.again().found, [1], "with the next block the reset is written, too");
+}
+
+#[test]
+fn a_reset_holds_at_once_and_ends_when_the_disk_has_it() {
+    let mut rig = Rig::new(Kind::Workers, Sync::Batch);
+    (0..2).for_each(|slot| rig.write(slot).unwrap());
+    rig.flush();
+    rig.entries.fail(Call::Sync, Fault::Hangs);
+    let (sender, ends) = std::sync::mpsc::channel();
+    rig.store.reset(Box::new(move |end| sender.send(end).unwrap()));
+    assert_eq!(rig.read(0), Err(Failure::Damaged));
+    rig.write(2).unwrap();
+    assert!(ends.try_recv().is_err());
+    let begun = Instant::now();
+    rig.store.stop(Duration::from_millis(100));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    rig.entries.heal();
+    assert_eq!(ends.recv_timeout(LONG), Ok(Ok(())));
+    assert_eq!(rig.again().found, [2]);
 }
 
 #[test]
@@ -327,7 +373,7 @@ fn one_damaged_record_of_the_epoch_brings_nothing_back() {
         let mut rig = Rig::new(Kind::Workers, Sync::Batch);
         rig.write(0).unwrap();
         rig.flush();
-        rig.store.reset().unwrap();
+        reset(&rig.store).unwrap();
         let path = rig.directory().join("entries");
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[record + 9] ^= 4;

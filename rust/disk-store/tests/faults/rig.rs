@@ -56,7 +56,7 @@ impl Rig {
         let engine = |file: Arc<dyn BlockFile>| -> io::Result<Box<dyn Engine>> {
             Ok(match kind {
                 Kind::Ring => Box::new(Ring::start(file, 4)?),
-                _ => Box::new(Workers::start(&file, 2)?),
+                _ => Box::new(Workers::start(&file, 3)?),
             })
         };
         let (store, found) = Store::open(files, NUMBER, LAYOUT, sync, engine).unwrap();

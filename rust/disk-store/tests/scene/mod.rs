@@ -129,6 +129,13 @@ pub(crate) fn open(files: Files, layout: Layout, sync: Sync, kind: Kind) -> (Sto
     Store::open(files, NUMBER, layout, sync, engine).unwrap()
 }
 
+/// Resets a store, and waits until that has ended.
+pub(crate) fn reset(store: &Store) -> Result<(), Failure> {
+    let (sender, end) = mpsc::channel();
+    store.reset(Box::new(move |ended| sender.send(ended).unwrap()));
+    end.recv().unwrap()
+}
+
 pub(crate) fn key(number: u64) -> Key {
     Key { hash: number, guard: [number as u8 ^ 0x5A; 16] }
 }

@@ -69,12 +69,14 @@ impl EndedMoves {
         self.any.store(true, Ordering::Release);
     }
 
+    /// Those that have ended, in the order in which they were planned.
     fn take(&self) -> Vec<(Moves, Unmoved)> {
-        if self.any.swap(false, Ordering::Acquire) {
-            std::mem::take(&mut *self.list.lock())
-        } else {
-            Vec::new()
+        if !self.any.swap(false, Ordering::Acquire) {
+            return Vec::new();
         }
+        let mut ended = std::mem::take(&mut *self.list.lock());
+        ended.sort_unstable_by_key(|(moves, _)| moves.below);
+        ended
     }
 }
 

@@ -30,6 +30,16 @@ fn a_transfer_ends_with_its_last_job_and_fails_with_any() {
 }
 
 #[test]
+fn jobs_that_have_ended_are_told_of_in_the_order_in_which_they_were_planned() {
+    let handoff = Handoff::new();
+    let (tasks, _) = handoff.transfer(jobs(&[1, 2, 3]), None);
+    for which in [2, 0, 1] {
+        tasks[which].end(Outcome::Done);
+    }
+    assert_eq!(handoff.take().jobs, [1, 2, 3].map(|id| (JobId(id), Outcome::Done)));
+}
+
+#[test]
 fn a_transfer_of_nothing_is_done_at_once() {
     let handoff = Handoff::new();
     let (tasks, completion) = handoff.transfer(Vec::new(), Some(4));

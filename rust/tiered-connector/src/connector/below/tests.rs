@@ -4,8 +4,7 @@ use super::*;
 use crate::host::Arena;
 use crate::vault::{Moved, VaultCounters};
 use block_pool::EvictionPolicy;
-use completion::{Completion, Outcome as End};
-use std::io;
+use completion::{Completion, Outcome as End, pending};
 use std::time::Duration;
 
 mod room;
@@ -75,8 +74,10 @@ impl Vault for Late {
         self.ask(true, moves, told);
     }
 
-    fn reset(&self) -> io::Result<()> {
-        Ok(())
+    fn reset(&self) -> Completion {
+        let (completer, completion) = pending();
+        completer.finish();
+        completion
     }
 
     fn wait(&self, _: Duration) -> bool {
@@ -207,6 +208,29 @@ fn fills_may_end_in_any_order() {
     }
     assert_eq!(leading(&scene, &[1, 2, 3, 4]), (4, 0));
     scene.connector.verify().unwrap();
+}
+
+#[test]
+fn of_blocks_that_have_come_up_the_one_that_was_asked_for_first_goes_first_below() {
+    for last in [0, 1] {
+        let (scene, vault) = scene(8, 2);
+        for number in [1, 2] {
+            scene.store(&[number]);
+            scene.connector.verify().unwrap();
+            vault.end_all();
+        }
+        host_forgets(&scene);
+        let loads = [load(&scene, &[(1, 5)]).unwrap(), load(&scene, &[(2, 6)]).unwrap()];
+        vault.end(1 - last, &[], &DAMAGED);
+        vault.end(0, &[], &DAMAGED);
+        assert!(loads.iter().all(|load| load.wait(WAIT) == Some(End::Done)));
+        scene.connector.verify().unwrap();
+        scene.store(&[3]);
+        scene.connector.verify().unwrap();
+        vault.end_all();
+        host_forgets(&scene);
+        assert_eq!([1, 2, 3].map(|number| leading(&scene, &[number]).1), [0, 1, 1]);
+    }
 }
 
 #[test]

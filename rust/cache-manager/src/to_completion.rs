@@ -1,0 +1,278 @@
+//! What requests take until they end, at most, for schedulers that never preempt.
+//!
+//! A group that keeps everything takes pages and gives none back, so its need is what the longest sequence has, less
+//! what is held. A group that forgets gives pages back as it takes others: what counts is the most that it will hold
+//! at one time. Pages that others hold too do not come back when one request lets go of them, so that they are neither
+//! counted as held nor as needed, as long as they are in the window.
+
+use crate::error::LedgerError;
+use crate::groups::GroupKind;
+use crate::hits::Found;
+use crate::ledger::Ledger;
+use crate::needs::{Next, Outlook};
+use crate::page_copies::Leaving;
+use crate::sequence::Sequence;
+use crate::slots::SlotId;
+use block_pool::{GroupId, PageId};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// Who of a batch has a page of a group that forgets.
+#[derive(Default)]
+struct Users {
+    /// Requests that hold it.
+    holders: u32,
+    /// Requests that will have it after their next `alloc`, and the last of them.
+    later: u32,
+    last: usize,
+    /// Whether each of them will need as many pages, beside those that it has with others, as it ever does.
+    all_peak: bool,
+}
+
+/// What the next `alloc` of a request does to one of its pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is a hit.
+    Found,
+    Kept,
+    GivenBack,
+    /// It is given back once its copy is made.
+    Copied,
+}
+
+impl Fate {
+    /// Whether the request has the page afterwards.
+    fn stays(self) -> bool {
+        matches!(self, Fate::Found | Fate::Kept)
+    }
+}
+
+/// Pages of one request in such a group.
+#[derive(Default)]
+struct Share {
+    /// Blocks that it will have with others.
+    with_others: SmallVec<[u32; 8]>,
+    /// Pages that come back when it lets go of them.
+    own: u32,
+}
+
+impl Ledger {
+    /// Pages of each group that each request takes from what is free until it ends, beside those it has, if no forward
+    /// computes more than `outlook` says: one number for each group of each request, request after request. A request
+    /// ends with `max_new_tokens`, or at its or the ledger's length limit. Changes nothing.
+    ///
+    /// # Errors
+    /// As for [`Ledger::needed_blocks_one_step`].
+    pub fn remaining_blocks_to_completion(
+        &mut self,
+        batch: &[SlotId],
+        outlook: Outlook<'_>,
+    ) -> Result<Vec<u32>, LedgerError> {
+        self.forecast(batch, outlook, |ledger, nexts, found| {
+            let groups = ledger.config.groups.len();
+            let mut needs = vec![0; nexts.len() * groups];
+            let mut leaving = Leaving::new();
+            for group in ledger.config.group_ids() {
+                let column = needs.iter_mut().skip(group.index()).step_by(groups);
+                if ledger.config.kind(group).forgets() {
+                    ledger.most_at_once(nexts, found, group, outlook.two_steps, &mut leaving, column);
+                } else {
+                    for (next, need) in nexts.iter().zip(column) {
+                        let covered = ledger.covered_at_end(next, outlook.two_steps);
+                        *need = ledger.needed(next, found, group, covered, &mut leaving);
+                    }
+                }
+            }
+            needs
+        })
+    }
+
+    /// Tokens that a group which keeps everything has pages for in the end.
+    fn covered_at_end(&self, next: &Next, two_steps: bool) -> u32 {
+        let Some(sequence) = self.slots.get(next.slot) else { return 0 };
+        let tokens = sequence.most_tokens(&self.config);
+        (tokens + sequence.room_at_end(two_steps)).max(sequence.prompt_end)
+    }
+
+    /// What every request still needs in a group that forgets.
+    fn most_at_once<'a>(
+        &self,
+        nexts: &[Next],
+        found: &Found,
+        group: GroupId,
+        two_steps: bool,
+        leaving: &mut Leaving,
+        needs: impl Iterator<Item = &'a mut u32>,
+    ) {
+        let copies: SmallVec<[bool; 4]> = nexts
+            .iter()
+            .map(|next| match (self.slots.get(next.slot), next.forward) {
+                (Some(sequence), Some(forward)) => self.copies_first(sequence, group, forward.start, leaving),
+                _ => false,
+            })
+            .collect();
+        let mut users: HashMap<PageId, Users> = HashMap::new();
+        for (index, (next, &copies)) in nexts.iter().zip(&copies).enumerate() {
+            self.pages_of(next, found, group, copies, |_, page, fate| {
+                let users = users.entry(page).or_insert_with(|| Users { all_peak: true, ..Users::default() });
+                users.holders += u32::from(fate != Fate::Found);
+                users.later += u32::from(fate.stays());
+                users.last = index;
+            });
+        }
+        let pool = &self.pools[group];
+        // Planned copies end before the next forward.
+        let pinned = |page| pool.pins(page) > 0 && pool.pins(page) > self.planned_pins(group, page);
+        let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page);
+        let shared = |page, users: &Users| users.later > 1 || outside(page, users);
+        let mut balances: SmallVec<[i64; 4]> = SmallVec::new();
+        for (next, &copies) in nexts.iter().zip(&copies) {
+            let mut share = Share::default();
+            self.pages_of(next, found, group, copies, |block, page, fate| {
+                let with_others = users.get(&page).is_some_and(|users| shared(page, users));
+                if !with_others {
+                    share.own += u32::from(matches!(fate, Fate::Kept | Fate::GivenBack));
+                } else if fate.stays() {
+                    share.with_others.push(block);
+                }
+            });
+            let (most, peak) = self.peaks(next, group, two_steps, &share);
+            if most < peak {
+                self.pages_of(next, found, group, copies, |_, page, fate| {
+                    if let Some(users) = users.get_mut(&page).filter(|_| fate.stays()) {
+                        users.all_peak = false;
+                    }
+                });
+            }
+            balances.push(i64::from(most) - i64::from(share.own));
+        }
+        for (&page, users) in users.iter().filter(|(page, users)| shared(**page, users)) {
+            // Idle now, and there for none of those who find it to give back; or held now, and gone when all are at
+            // their peak.
+            balances[users.last] += i64::from(pool.is_evictable(page));
+            balances[users.last] -= i64::from(users.all_peak && !outside(page, users));
+        }
+        for (need, balance) in needs.zip(balances) {
+            *need = u32::try_from(balance).unwrap_or(0);
+        }
+    }
+
+    /// The pages of a request in a group, now or after its next `alloc`, with their blocks and what it does to them.
+    fn pages_of(
+        &self,
+        next: &Next,
+        found: &Found,
+        group: GroupId,
+        copies: bool,
+        mut each: impl FnMut(u32, PageId, Fate),
+    ) {
+        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return };
+        let page_size = self.config.page_size;
+        let needed = self.config.kind(group).needed(forward.start, page_size);
+        let found_from = sequence.nodes.len() as u32;
+        for (block, page) in sequence.row(group).held() {
+            let block = block as u32;
+            let replaced = (found_from..next.hit_end).contains(&block);
+            let fate = if replaced || next.hit_end > 0 && !needed.has(block) {
+                Fate::GivenBack
+            } else if copies && block == forward.start / page_size {
+                Fate::Copied
+            } else {
+                Fate::Kept
+            };
+            each(block, page, fate);
+        }
+        let found_blocks = (found_from..next.hit_end).filter(|&block| needed.has(block));
+        for (block, &page) in found_blocks.zip(found.pages(&next.hit, group)) {
+            each(block, page, Fate::Found);
+        }
+    }
+
+    /// The most blocks that a request will hold at one time in a group that forgets, without those it has with others
+    /// and with them.
+    fn peaks(&self, next: &Next, group: GroupId, two_steps: bool, share: &Share) -> (u32, u32) {
+        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else {
+            return (0, 0);
+        };
+        let (kind, page_size) = (self.config.kind(group), self.config.page_size);
+        let prompt_blocks = sequence.prompt_end / page_size;
+        let (mut most, mut peak) = (0, 0);
+        let mut at = |start: u32, end: u32| {
+            let beams = sequence.beams - 1;
+            let other_beams = beams.saturating_mul(kind.held_from(prompt_blocks, start, end, page_size));
+            let held = kind.held(start, end, page_size).saturating_add(other_beams);
+            let needed = kind.needed(start, page_size);
+            let shared = share.with_others.iter().filter(|&&block| needed.has(block)).count() as u32;
+            most = most.max(held - shared);
+            peak = peak.max(held);
+        };
+        // Where it has let go of what is behind: at the results that it knows, or at a hit.
+        let known = if sequence.steps_out.is_empty() || next.hit_end > 0 {
+            forward.start
+        } else {
+            sequence.processed.min(sequence.known())
+        };
+        let steps = 1 + u32::from(two_steps);
+        let (room, drafts) = (sequence.room_at_end(two_steps), 2 * sequence.drafts);
+        let tokens = sequence.most_tokens(&self.config);
+        // No more forwards are out at a time than these.
+        if let Some(more) = steps.checked_sub(1 + sequence.steps_out.len() as u32) {
+            at(known, self.covered_next(next, group, more > 0).min(tokens + room));
+        }
+        let given = sequence.prompt_end.max(sequence.len());
+        if known < given {
+            let chunks = next.most.saturating_mul(steps);
+            let last = given.saturating_sub(chunks).max(known);
+            kind.fullest(known, last, page_size, |start| {
+                at(start, start.saturating_add(chunks).min(given) + drafts);
+            });
+            let last = given.saturating_sub(next.most).max(known);
+            at(last, (given + steps - 1).min(tokens) + drafts);
+        }
+        let first = known.max(sequence.prompt_end);
+        if first < tokens {
+            at(tokens - 1, tokens + room);
+            let last = tokens.saturating_sub(steps).max(first);
+            kind.fullest(first, last, page_size, |start| at(start, (start + steps).min(tokens) + room));
+        }
+        (most, peak)
+    }
+}
+
+impl Sequence {
+    /// Tokens that there are pages for behind the last one.
+    fn room_at_end(&self, two_steps: bool) -> u32 {
+        self.drafts * (2 + u32::from(two_steps))
+    }
+}
+
+impl GroupKind {
+    /// Of the forwards that start at the tokens `from ..= to` and compute equally many, at least one that holds the most
+    /// blocks, and the latest such.
+    fn fullest(&self, from: u32, to: u32, page_size: u32, mut each: impl FnMut(u32)) {
+        each(to);
+        match *self {
+            GroupKind::Full => {}
+            GroupKind::Window { window, .. } => {
+                // The window begins at the last token of a page.
+                let behind = (i64::from(to) + 2 - i64::from(window)).rem_euclid(i64::from(page_size)) as u32;
+                if to - from >= behind {
+                    each(to - behind);
+                }
+            }
+            GroupKind::Chunked { chunk } => {
+                // At the end of a chunk; where chunks begin in a page is the same again after so many.
+                let ends = (to + 1) / chunk;
+                for end in (1..=ends).rev().take((page_size / gcd(chunk, page_size)) as usize) {
+                    if end * chunk > from {
+                        each(end * chunk - 1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
