@@ -1,5 +1,7 @@
 """Groups of layers that share one slab of memory (PAGE-1 to PAGE-5), through the manager."""
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -103,7 +105,173 @@ def test_what_is_cached_in_a_huge_page_goes_when_another_group_takes_it() -> Non
     kv.verify()
 
 
+# What is counted, and what lies idle
+
+
+def test_gauges_count_huge_pages() -> None:
+    # Two narrow pages or one wide page in each of five huge pages.
+    kv = manager(tiny(full={}, wide={"head_dim": 8, "kind": pk.SlidingWindow(4)}), 6 * 256)
+
+    def gauges() -> tuple[int, ...]:
+        counted = kv.metrics()
+        return tuple(counted[f"pages_{name}"] for name in ("total", "free", "pristine", "evictable"))
+
+    assert gauges() == (5, 5, 5, 0)
+    ctx = claimed(kv, range(8))
+    kv.alloc(ctx)  # two narrow pages in one, and two wide ones
+    assert gauges() == (5, 2, 2, 0)
+    kv.step(ctx, counts=0)
+    # The token after these sees back to the second block: the first wide page is cached, and nobody's.
+    assert gauges() == (5, 3, 2, 1)
+    kv.release(ctx)
+    assert gauges() == (5, 5, 2, 3)
+    assert kv.block_count() == pk.BlockCount(free=5, total=5)
+
+
+def test_a_cache_whose_groups_share_memory_sleeps_when_nobody_holds_a_page() -> None:
+    kv = manager(tiny(full={}, wide={"head_dim": 8}), 6 * 256, allocate_pools=True)
+    ctx = claimed(kv, range(8))
+    compute(kv, ctx)
+    with pytest.raises(ValueError, match=r"4 pages are held, by requests \(1\)"):
+        kv.sleep()
+    kv.release(ctx)
+    assert kv.probe_prefix_match_length(np.arange(9)) == 8
+    kv.sleep()
+    kv.wake()
+    assert kv.probe_prefix_match_length(np.arange(9)) == 0
+    compute(kv, claimed(kv, range(8)))
+    kv.verify()
+
+
+def test_memory_that_nobody_uses_yet_costs_nothing() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    kv = manager(tiny(full={}, wide={}), 128 << 29, max_seq_len=64)
+    assert kv.block_count().total == (1 << 29) - 1
+    compute(kv, claimed(kv, range(8)))
+    kv.verify()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
+
+
+# Requests that are alone
+
+
+def small(huge_pages: int, window: int) -> pk.PagedKVCacheManager:
+    """A huge page has two pages of three layers, or three of two layers."""
+    shape: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 1, "page_size": 2}
+    params = pk.MultiKVCacheParams(
+        {"full": layers(3, **shape), "win": layers(2, **shape, kind=pk.SlidingWindow(window))}
+    )
+    kv = manager(params, (huge_pages + 1) * 96, max_seq_len=200)
+    assert kv.block_count().total == huge_pages
+    return kv
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_a_request_that_is_alone_grows_until_it_is_too_large(chunk: int) -> None:
+    # Cached pages of the window would come to lie in all huge pages.
+    for huge_pages in range(3, 12):
+        kv = small(huge_pages, window=4)
+        ctx = claimed(kv, [1])
+        while len(ctx) <= (huge_pages - 1) * 4:
+            kv.alloc(ctx, num_tokens=chunk)
+            kv.step(ctx, new_tokens=[5])
+        kv.verify()
+        # The window's three pages have a huge page, the others four tokens each.
+        with pytest.raises(pk.RequestTooLargeError):
+            kv.alloc(ctx)
+
+
+def test_what_a_request_finds_never_keeps_it_out_when_it_is_alone() -> None:
+    # While two requests grow by turns their windows come to lie in twice as many huge pages as one needs. One
+    # that goes on alone is refused at last, and then for good if it went on from all that it finds.
+    refused = shorter = 0
+    for seed in range(60):
+        random = Random(seed)
+        kv = small(random.randint(8, 16), window=random.choice([12, 20]))
+        both = [claimed(kv, [number]) for number in range(2)]
+        for ctx in both * random.randint(8, 20):
+            try:
+                kv.alloc(ctx)
+            except (pk.InsufficientBlocksError, pk.RequestTooLargeError):
+                break
+            kv.step(ctx, new_tokens=[5])
+        ctx, other = random.sample(both, 2)
+        kv.release(other)
+        longest = 0
+        while True:
+            try:
+                kv.alloc(ctx, num_tokens=2)
+            except pk.RequestTooLargeError:
+                break
+            except pk.InsufficientBlocksError:
+                assert len(ctx) > longest, "it got on since it was refused before"
+                longest, refused = len(ctx), refused + 1
+                kv.preempt(ctx)
+                found = kv.probe_prefix_match_length(ctx.tokens.all)
+                kv.alloc(ctx, num_tokens=2)
+                shorter += ctx.cached_prefix_length < min(found, (len(ctx) - 1) // 2 * 2)
+            ends = ctx.processed_length + ctx.active_length == len(ctx)
+            kv.step(ctx, new_tokens=[5] if ends else [], counts=int(ends))
+        kv.verify()
+    assert min(refused, shorter) > 0, (refused, shorter)
+
+
 # Bytes
+
+
+def cells(page: int, width: int) -> range:
+    """Where a page lies, in units of the narrower group's pages."""
+    return range(page * width, (page + 1) * width)
+
+
+@pytest.mark.parametrize("wide", [8, 4])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_whatever_is_let_go_in_between_pages_that_others_wrote_are_zeroed(wide: int, swapped: bool) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(150):
+        random = Random(seed)
+        groups: dict[str, Any] = {
+            "full": {},
+            "win": {"head_dim": wide, "kind": pk.SlidingWindow(random.choice([4, 9]))},
+        }
+        widths = {"full": 1, "win": wide // 4}
+        order = sorted(groups, reverse=swapped)
+        kv = manager(tiny(**{name: groups[name] for name in order}), random.randint(8, 16) * wide * 32)
+        writer: dict[int, str] = {}
+        live: list[pk.TextContext] = []
+
+        def pages(batch: list[pk.TextContext], name: str, kv: pk.PagedKVCacheManager = kv) -> set[int]:
+            return {page for ctx in batch for page in kv.get_cache_indices(ctx, name)[0]} - {0}
+
+        for number in range(40):
+            if len(live) < 3:
+                live.append(claimed(kv, range(100 * number, 100 * number + random.randint(1, 20))))
+            batch = [ctx for ctx in live if ctx.processed_length < len(ctx)]
+            batch = random.sample(batch, random.randint(0, len(batch)))
+            try:
+                kv.alloc(batch, num_tokens=random.choice([4, 20]))
+            except (pk.InsufficientBlocksError, pk.RequestTooLargeError):
+                kv.release(live.pop(0))
+                continue
+            in_vain = [ctx for ctx in batch if random.random() < 0.3]
+            kv.preempt(in_vain)
+            batch = [ctx for ctx in batch if ctx not in in_vain]
+            inputs = kv.runtime_inputs([batch])
+            for name in groups:
+                fills = inputs[name].page_fills.tolist()
+                assert len(set(fills)) == len(fills)
+                assert set(fills) <= pages(live, name), "of pages that somebody holds"
+                for page in fills:
+                    lost = {writer.pop(cell, name) for cell in cells(page, widths[name])} - {name}
+                    seen[f"zeroed {name}"] += bool(lost)
+            for name, width in widths.items():
+                for page in pages(batch, name):
+                    assert {writer.get(cell, name) for cell in cells(page, width)} == {name}
+                    writer.update(dict.fromkeys(cells(page, width), name))
+            kv.step(batch, counts=[0] * len(batch))
+            seen["in vain"] += len(in_vain)
+    assert min(seen["zeroed full"], seen["zeroed win"], seen["in vain"]) > 10, seen
 
 
 def test_pools_of_groups_that_share_a_slab_lie_over_each_other() -> None:
@@ -162,6 +330,7 @@ def test_an_engine_is_told_which_pages_to_zero() -> None:
         ("auto", {"total_num_pages": {"a": 8}}, "names 'a', must name each of 'a', 'b'"),
         ("auto", {}, "give total_num_pages or available_bytes, one of them"),
         ("auto", {"available_bytes": 200}, "huge page"),
+        ("auto", {"available_bytes": 10_000, "buffers": {"a": [], "b": []}}, "buffers: must be None"),
         ("jenga", {"total_num_pages": {"a": 8, "b": 8}}, "must be None, with layout='jenga'"),
         ("paged", {"available_bytes": 10_000}, "must be None, with layout='paged'"),
     ],

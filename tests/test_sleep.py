@@ -139,3 +139,29 @@ def test_a_copy_that_does_not_end_keeps_the_cache_awake() -> None:
     with pytest.raises(TimeoutError, match="1 copies are still in flight"):
         kv.sleep(timeout=0.01)
     kv.verify()
+
+
+def test_a_request_that_holds_nothing_but_placeholders_goes_on_after_a_sleep() -> None:
+    # A token sees itself alone: what was computed is needed no more, and no page is held.
+    kv = manager(page_size=1, kind=pk.SlidingWindow(1), max_seq_len=60)
+    ctx = pk.TextContext(request_id="a", tokens=[1, 2, 3])
+    kv.claim(ctx)
+    kv.alloc(ctx)
+    kv.step(ctx, counts=0)
+    assert kv.get_cache_indices(ctx) == [[0, 0, 0]]
+    kv.sleep()
+    kv.wake()
+    kv.verify()
+    for token in (5, 6):
+        ctx.update(token)
+        kv.alloc(ctx)
+        assert (ctx.processed_length, ctx.active_length) == (len(ctx) - 1, 1)
+        kv.step(ctx, counts=0)
+        kv.verify()
+    kv.preempt(ctx)  # then it takes part in the cache again
+    kv.alloc(ctx)
+    kv.step(ctx, counts=0)
+    kv.verify()
+    assert kv.probe_prefix_match_length([1, 2, 3, 5, 6, 7]) == 5
+    kv.release(ctx)
+    assert kv.block_count() == pk.BlockCount(free=8, total=8)

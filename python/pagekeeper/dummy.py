@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from pagekeeper.counts import BlockCount, ByteCount, PrefixReuseSummary
 from pagekeeper.events import Event, EventSnapshot
 from pagekeeper.groups import Buffers
 from pagekeeper.manager import PagedKVCacheManager
-from pagekeeper.params import MHAKVCacheParams, Priority
+from pagekeeper.params import MHAKVCacheParams, MultiKVCacheParams, Priority
 from pagekeeper.scheduler_calls import Demand
 from pagekeeper.tables import (
     NO_COPIES,
@@ -30,7 +31,7 @@ from pagekeeper.tables import (
 from pagekeeper.transfers import CompletedTransfer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
     from numpy.typing import ArrayLike, NDArray
@@ -52,7 +53,8 @@ class DummyKVCache(PagedKVCacheManager):
     Args:
         params: kept; None describes the smallest cache.
         session: not used.
-        total_num_pages: kept; None is 1. `block_count` is 1 of 1 whatever is given.
+        total_num_pages: kept, of several groups their sum; None is 1. `block_count` is 1 of 1 whatever is
+            given.
         max_batch_size: kept; None is 1.
 
     The other arguments of `PagedKVCacheManager` are taken; sizes and names are kept, and nothing is checked.
@@ -60,9 +62,9 @@ class DummyKVCache(PagedKVCacheManager):
 
     def __init__(
         self,
-        params: KVCacheParams | None = None,
+        params: KVCacheParams | MultiKVCacheParams | None = None,
         session: object = None,
-        total_num_pages: int | None = None,
+        total_num_pages: int | Mapping[str, int] | None = None,
         max_batch_size: int | None = None,
         *,
         available_bytes: int | None = None,
@@ -70,7 +72,7 @@ class DummyKVCache(PagedKVCacheManager):
         max_num_input_tokens: int | None = None,
         reserve: Literal["chunk", "prompt"] = "chunk",
         allocate_pools: bool = True,
-        buffers: Sequence[torch.Tensor] | None = None,
+        buffers: Buffers | Mapping[str, Buffers] | None = None,
         model_name: str | None = None,
         weights_revision: str | None = None,
         connector: KVConnector | None = None,
@@ -78,6 +80,8 @@ class DummyKVCache(PagedKVCacheManager):
         if params is None:
             params = MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=1, num_layers=1, page_size=1)
         self.params = params
+        if isinstance(total_num_pages, Mapping):
+            total_num_pages = sum(total_num_pages.values())
         self.total_num_pages = 1 if total_num_pages is None else total_num_pages
         self.max_batch_size = 1 if max_batch_size is None else max_batch_size
         self.max_seq_len = max_seq_len
@@ -102,7 +106,14 @@ class DummyKVCache(PagedKVCacheManager):
     def runtime_inputs(self, batches: Sequence[Batch], form: Form = "max") -> KVCacheInputs[Any]:
         """Tables of the right batch size, all zeros."""
         check_form(form)
-        return KVCacheInputs(form, tuple(_empty_tables(form, _requests(batch)) for batch in batches))
+        sizes = [_requests(batch) for batch in batches]
+        if not isinstance(self.params, MultiKVCacheParams):
+            return KVCacheInputs(form, tuple(_empty_tables(form, size) for size in sizes))
+        groups = {
+            name: KVCacheInputs(form, tuple(_empty_tables(form, size) for size in sizes))
+            for name in self.params
+        }
+        return KVCacheInputs(form, groups=groups)
 
     def step(
         self,

@@ -19,7 +19,7 @@ from pagekeeper.params import (
     SlidingWindow,
     whole_number,
 )
-from pagekeeper.pools import Pool, pool_for, usable_pages
+from pagekeeper.pools import Pool, check_apart, pool_for, usable_pages
 from pagekeeper.slabs import MAX_HUGE_BYTES, MAX_PADDING, MAX_RATIO, GroupMemory, slab_pools
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Groups:
         Raises:
             ValueError: there is no such group; a cache without names takes None alone.
         """
-        if group in self.names:
-            return self.names.index(str(group))
+        if isinstance(group, str) and group in self.names:
+            return self.names.index(group)
         if not self.names:
             if group is None:
                 return 0
@@ -104,16 +104,17 @@ class Groups:
         if (total_num_pages is None) == (available_bytes is None):
             raise ValueError("give total_num_pages or available_bytes, one of them")
         if available_bytes is not None:
+            if len(self.names) == 1:  # it has nobody to share with, whatever the layout
+                return GroupMemory((usable_pages(self.params[0], None, available_bytes),))
             if not self.shares:
                 raise ValueError(
                     f"available_bytes={shown(available_bytes)}: must be None, with layout='paged'"
                 )
             return self._slab(whole_number(available_bytes, "available_bytes", 0, 2**63 - 1))
         names = ", ".join(map(repr, self.names))
-        if self.layout == "jenga" or not isinstance(total_num_pages, Mapping):
-            wanted = (
-                "None, with layout='jenga'" if self.layout == "jenga" else f"a mapping of {names} to pages"
-            )
+        must_share = self.layout == "jenga" and self.shares
+        if must_share or not isinstance(total_num_pages, Mapping):
+            wanted = "None, with layout='jenga'" if must_share else f"a mapping of {names} to pages"
             raise ValueError(f"total_num_pages={shown(total_num_pages)}: must be {wanted}")
         if set(total_num_pages) != set(self.names):
             given = ", ".join(map(repr, total_num_pages))
@@ -171,7 +172,8 @@ class Groups:
         Raises:
             ImportError: torch is needed and not installed.
             TypeError: buffers that are no list of tensors or arrays.
-            ValueError: buffers that do not fit, or are missing for a group.
+            ValueError: buffers that do not fit, are missing for a group, or have bytes in common; groups that
+                share memory.
         """
         counts = memory.usable_pages
         if not self.names:
@@ -182,14 +184,22 @@ class Groups:
             if memory.huge_pages is not None:
                 return slab_pools(self.params, memory)
             return tuple(pool_for(*group, None) for group in zip(self.params, counts, strict=True))
+        if memory.huge_pages is not None:
+            raise ValueError(
+                "buffers: must be None where groups share memory, by available_bytes; give total_num_pages, "
+                "and each group has pages of its own"
+            )
         if not isinstance(buffers, Mapping) or set(buffers) != set(self.names):
             raise ValueError(f"buffers: must be a mapping of {', '.join(map(repr, self.names))} to lists")
         pools = []
         for name, group, count in zip(self.names, self.params, counts, strict=True):
+            if buffers[name] is None:
+                raise ValueError(f"buffers[{name!r}]: missing; each group needs a pool")
             try:
                 pools.append(pool_for(group, count, buffers[name]))
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{name!r}: {error}") from error
+        check_apart(pools, [f"buffers[{name!r}]" for name in self.names])
         return tuple(pools)
 
     def by_name(self, values: Sequence[_Value]) -> dict[str, _Value]:

@@ -65,7 +65,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
             (of one for each region of `params.page_layout`, [pages + 1, *shape]), or of numpy arrays, uint8
             [pages + 1, ...] of any strides, which need no torch. A page is its bytes in all arrays; of pools
             that are layer first give views whose first axis is the page. With several groups a mapping of
-            their names to such lists.
+            their names to such lists, each of memory of its own; none can be given where they share memory.
         model_name: whose KV it is: for a disk tier with a directory, which needs it, and for log messages.
         weights_revision: which weights' KV it is, likewise; `reset_prefix_cache` may change it.
         connector: keeps blocks beyond the device. None: what `params.kv_connector_config` says.

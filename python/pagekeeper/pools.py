@@ -5,7 +5,7 @@ Torch is needed for tensors only.
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["DevicePool", "Layout", "PlainPool", "Pool", "pool_for", "usable_pages"]
+__all__ = ["DevicePool", "Layout", "PlainPool", "Pool", "check_apart", "pool_for", "usable_pages"]
 
 Layout = Literal["NHD", "HND"]
 
@@ -39,7 +39,7 @@ class DevicePool:
     Raises:
         ImportError: torch is not installed.
         TypeError: an adopted buffer is no tensor.
-        ValueError: adopted buffers that do not fit.
+        ValueError: adopted buffers that do not fit, or have bytes in common.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class DevicePool:
             raise ValueError(f"buffers: {len(buffers)} given, must be {len(regions)} ({names})")
         for number, (given, region) in enumerate(zip(buffers, regions, strict=True)):
             _check_adopted(given, region, num_pages, device, number)
+        _check_disjoint([([tensor], f"buffers[{number}]") for number, tensor in enumerate(buffers)])
         self._tensors = list(buffers)
 
     @classmethod
@@ -136,6 +137,11 @@ class DevicePool:
             raise ValueError(f"a page has its bytes in {len(self._tensors)} tensors, no view has them all")
         return _bytes(self._tensors[0])
 
+    @property
+    def memory(self) -> Sequence[Memory]:
+        """Where the pages are."""
+        return self._tensors
+
     def byte_arrays(self) -> list[NDArray[np.uint8]]:
         """Every page as bytes, for copies in host memory: uint8 [pages + 1, bytes of the region] each, views.
 
@@ -185,9 +191,7 @@ class PlainPool:
         given = sum(array.nbytes for array in self._memory) // (num_pages + 1)
         if given != params.bytes_per_page:
             raise ValueError(f"buffers: {given} bytes a page, must be {params.bytes_per_page} in all arrays")
-        for (one, first), (other, second) in combinations(enumerate(self._memory), 2):
-            if np.shares_memory(first, second):
-                raise ValueError(f"buffers[{one}], buffers[{other}]: have bytes in common")
+        _check_disjoint([([array], f"buffers[{number}]") for number, array in enumerate(self._memory)])
 
     def layer(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""
@@ -215,6 +219,11 @@ class PlainPool:
     def pages(self) -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""
         raise ValueError("the pool is plain memory: it has no tensors")
+
+    @property
+    def memory(self) -> Sequence[Memory]:
+        """Where the pages are."""
+        return self._memory
 
     def byte_arrays(self) -> list[NDArray[np.uint8]]:
         """Every page as bytes, for copies in host memory: uint8 [pages + 1, ...] each."""
@@ -256,6 +265,35 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 Pool: TypeAlias = DevicePool | PlainPool
+Memory: TypeAlias = "torch.Tensor | NDArray[np.uint8]"
+
+
+def check_apart(pools: Sequence[Pool], names: Sequence[str]) -> None:
+    """Checks that pools of adopted memory are different memory.
+
+    Args:
+        pools: their memory is contiguous where it is tensors.
+        names: what the message calls each.
+
+    Raises:
+        ValueError: two have bytes in common.
+    """
+    _check_disjoint([(pool.memory, name) for pool, name in zip(pools, names, strict=True)])
+
+
+def _check_disjoint(named: Sequence[tuple[Sequence[Memory], str]]) -> None:
+    for (one, first), (other, second) in combinations(named, 2):
+        if any(_overlap(a, b) for a, b in product(one, other)):
+            raise ValueError(f"{first}, {second}: have bytes in common")
+
+
+def _overlap(one: Memory, other: Memory) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        first, second = (it if isinstance(it, np.ndarray) else _bytes(it).numpy() for it in (one, other))
+        return np.shares_memory(first, second)
+    if one.device != other.device:
+        return False
+    return max(one.data_ptr(), other.data_ptr()) < min(it.data_ptr() + it.nbytes for it in (one, other))
 
 
 def pool_for(

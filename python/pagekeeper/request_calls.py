@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+    from pagekeeper._native import BatchShape
+
 __all__ = ["RequestCalls"]
 
 
@@ -137,7 +139,8 @@ class RequestCalls:
             request of a list or an array. One in flight is a `LoadTransfer`, with the copy's `id`.
 
         Raises:
-            InsufficientBlocksError: no room now; names the first request that did not fit.
+            InsufficientBlocksError: no room now; names the first request that did not fit. One that is alone
+                fits once it is preempted.
             RequestTooLargeError: never enough room.
             ValueError: unknown, doubled, waiting or already planned requests, or nothing left to compute.
         """
@@ -216,22 +219,30 @@ class RequestCalls:
         if self._connector is not None:
             self._connector.wait_for_loads()
         if self._groups.is_plain and not self._groups.names:
-            tables, copies = self._tables[0].write(batches[0], form)
-            return _inputs(form, tables, self._copy_pages(0, copies))
+            tables, shape = self._tables[0].write(batches[0], form)
+            return _inputs(form, tables, self._copy_pages(0, shape))
+        # Only when no table can be refused any more is anything taken: what is taken is given once.
         written = [writer.write(batches[0], form) for writer in self._tables]
-        inputs: list[KVCacheInputs[Tables]] = []
-        for group, (tables, copies) in enumerate(written):
-            fills = self._core.take_page_fills(group)
-            if self._pools:
-                self._pools[group].fill_pages(fills)  # before copies into them
-                fills = NO_FILLS
-            inputs.append(_inputs(form, tables, self._copy_pages(group, copies), fills))
+        fills = [self._fill_pages(group, shape) for group, (_, shape) in enumerate(written)]
+        copies = [self._copy_pages(group, shape) for group, (_, shape) in enumerate(written)]
+        inputs = [
+            _inputs(form, tables, copies[group], fills[group]) for group, (tables, _) in enumerate(written)
+        ]
         if not self._groups.names:
             return inputs[0]
         return KVCacheInputs(form, groups=self._groups.by_name(inputs))
 
-    def _copy_pages(self, group: int, copies: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _fill_pages(self, group: int, shape: BatchShape) -> NDArray[np.int32]:
+        """Zeroes a group's pages, if there is a pool; gives those that are left to the engine."""
+        fills = self._core.take_page_fills(group) if shape.page_fills else NO_FILLS
+        if len(fills) and self._pools:
+            self._pools[group].fill_pages(fills)
+            return NO_FILLS
+        return fills
+
+    def _copy_pages(self, group: int, shape: BatchShape) -> NDArray[np.int32]:
         """Copies a group's pages, if there is a pool; gives the copies that are left to the engine."""
+        copies = self._core.take_page_copies(group) if shape.page_copies else NO_COPIES
         if len(copies) and self._pools:
             self._pools[group].copy_pages(copies)
             return NO_COPIES

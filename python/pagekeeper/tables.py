@@ -197,7 +197,11 @@ class KVCacheInputs(Generic[_Tables]):
 
     def __getitem__(self, replica: int | str) -> _Tables | KVCacheInputs[_Tables]:
         if isinstance(replica, str):
-            return self.groups[replica]
+            if replica in self.groups:
+                return self.groups[replica]
+            groups = ", ".join(map(repr, self.groups))
+            allowed = f"must be one of {groups}" if groups else "the cache has one group; give a replica, 0"
+            raise KeyError(f"{shown(replica)}: {allowed}")
         if self.groups:
             raise KeyError(f"{replica}: name a group first, one of {', '.join(map(repr, self.groups))}")
         if self.states:
@@ -208,6 +212,8 @@ class KVCacheInputs(Generic[_Tables]):
         return iter(self.replicas)
 
     def __repr__(self) -> str:
+        if self.groups:
+            return f"KVCacheInputs(form={self.form!r}, groups={self.groups!r})"
         tables = f"states={self.states!r}" if self.states else f"replicas={self.replicas!r}"
         return f"KVCacheInputs(form={self.form!r}, {tables})"
 
@@ -244,10 +250,10 @@ class TableWriter:
         self._buffers: dict[Form, tuple[_Buffer, _Buffer]] = {}
         self._turn: dict[Form, int] = {}
 
-    def write(self, batch: Batch, form: Form) -> tuple[Tables | StateTables, NDArray[np.int32]]:
-        """The tables of `batch`, and the page copies to carry out before its forward.
+    def write(self, batch: Batch, form: Form) -> tuple[Tables | StateTables, BatchShape]:
+        """The tables of `batch`, and how much they and the forward before them take.
 
-        See `PagedKVCacheManager.runtime_inputs` and `KVCacheInputs.page_copies`.
+        See `PagedKVCacheManager.runtime_inputs`.
         """
         check_form(form)
         buffers = self._buffers.get(form)
@@ -259,7 +265,7 @@ class TableWriter:
         tables, shape = buffer.write(self._ledger, batch, self._group)
         buffer.staging.published()
         self._turn[form] = 1 - turn  # only now: a call that failed has not used its buffer
-        return tables, self._ledger.take_page_copies(self._group) if shape.page_copies else NO_COPIES
+        return tables, shape
 
     def _make(self, form: Form) -> _Buffer:
         try:

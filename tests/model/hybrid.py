@@ -137,15 +137,19 @@ class Session:
             **options,
         )
         self.empty = self.room()
-        for group in self.groups:
-            self.kv.get_buffers(LAYER, group=group.name).fill_(torch.nan)
-        for group_of_states in self.states:
-            self.pool_of(group_of_states).fill(np.nan)
+        self.dirty()
         self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(LONGEST * 2 // 3)] for _ in range(3)]
         self.live: list[Live] = []
         self.scratch: dict[tuple[str, object], float] = {}
         """What each request left in the memory of each group to work in."""
         self.counts: Counter[str] = Counter()
+
+    def dirty(self) -> None:
+        """What is in a page that nobody has written to is no number."""
+        for group in self.groups:
+            self.kv.get_buffers(LAYER, group=group.name).fill_(torch.nan)
+        for group_of_states in self.states:
+            self.pool_of(group_of_states).fill(np.nan)
 
     def layers(self, name: str | None) -> Layers:
         choose: Any = self.random.choice
@@ -177,6 +181,9 @@ class Session:
             (1, self.truncate),
             (2, self.fork),
             (1, self.release),
+            (1, self.plan_in_vain),
+            (1, self.reset),
+            (1, self.sleep),
         ]
         weights, actions = zip(*verbs, strict=True)
         for _ in range(calls):
@@ -204,11 +211,41 @@ class Session:
 
     def forward(self) -> None:
         """Plans a forward of some requests, and computes it."""
-        able = [one for one in self.live if len(one.alive) < 2 and one.launched < len(one.tokens) < LONGEST]
-        batch = self.random.sample(able, min(len(able), self.random.randint(1, MAX_BATCH)))
+        batch = self.able()
+        bounds = [self.random.choice([1, 3, 7, LONGEST]) for _ in batch]
         if not batch:
             return
-        bounds = [self.random.choice([1, 3, 7, LONGEST]) for _ in batch]
+        if self.plan(batch, bounds):
+            self.compute(batch)
+        else:
+            self.random.choice([self.release, self.preempt, self.go_alone])()
+
+    def go_alone(self) -> None:
+        """With nothing in use a request is refused for its size alone, wherever what it finds is cached."""
+        self.kv.preempt([one.ctx for one in self.live])
+        for one in self.live:
+            one.start_over(0)
+        batch = self.able()[:1]
+        waiting = self.counts["InsufficientBlocksError"]
+        if batch and self.plan(batch, [self.random.choice([1, LONGEST])]):
+            self.compute(batch)
+            self.counts["alone"] += 1
+        assert self.counts["InsufficientBlocksError"] == waiting
+
+    def plan_in_vain(self) -> None:
+        """Pages are taken and let go before any forward: whose they are next may be another group."""
+        batch = self.able()
+        if batch and self.plan(batch, [LONGEST] * len(batch)):
+            self.kv.preempt([one.ctx for one in batch])
+            for one in batch:
+                one.start_over(0)
+
+    def able(self) -> list[Live]:
+        """Some of the requests that a forward can be planned for."""
+        able = [one for one in self.live if len(one.alive) < 2 and one.launched < len(one.tokens) < LONGEST]
+        return self.random.sample(able, min(len(able), self.random.randint(1, MAX_BATCH)))
+
+    def plan(self, batch: Sequence[Live], bounds: list[int]) -> bool:
         self.note(f"forward {self.places(batch)} num_tokens={bounds}")
         before = self.kv.fingerprint()
         try:
@@ -216,8 +253,10 @@ class Session:
         except (pk.InsufficientBlocksError, pk.RequestTooLargeError) as error:
             assert self.kv.fingerprint() == before
             self.counts[type(error).__name__] += 1
-            self.random.choice([self.release, self.preempt])()
-            return
+            return False
+        return True
+
+    def compute(self, batch: Sequence[Live]) -> None:
         tables = self.tables(batch)
         self.check_positions(batch, tables)
         for group in self.groups:
@@ -237,14 +276,47 @@ class Session:
         if not batch:
             return
         self.note(f"step {self.places(batch)}")
-        results = [one.out.pop(0).sampled for one in batch]
+        forwards = [one.out.pop(0) for one in batch]
+        # Tokens may come when the step is over.
+        late = [forward.alive and self.random.random() < 0.3 for forward in forwards]
+        results = [[] if after else forward.sampled for forward, after in zip(forwards, late, strict=True)]
         held = self.held()
         self.kv.step(
             [one.ctx for one in batch],
             new_tokens=np.array([token for tokens in results for token in tokens], np.int32),
             counts=[len(tokens) for tokens in results],
         )
+        self.check_rows()
+        self.kv.verify()
+        for one, forward, after in zip(batch, forwards, late, strict=True):
+            for token in forward.sampled if after else []:
+                one.ctx.update(token)
         self.counts["out_of_window"] += held - self.held()
+
+    def reset(self) -> None:
+        self.note("reset")
+        self.kv.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Requests may have got on without a page of any group; whoever has one keeps the cache awake."""
+        if self.random.random() < 0.5:
+            for one in self.live:
+                if any(page for group in self.groups for page in self.row(one, group)):
+                    self.kv.preempt(one.ctx)
+                    one.start_over(0)
+        self.note("sleep")
+        held = self.held()
+        try:
+            self.kv.sleep()
+        except ValueError:
+            assert held
+            return
+        assert not held
+        self.counts["asleep_beside_placeholders"] += any(one.launched for one in self.live)
+        self.counts["asleep"] += 1
+        self.kv.verify()
+        self.kv.wake()
+        self.dirty()
 
     def preempt(self) -> None:
         for one in self.random.sample(self.live, min(len(self.live), 1)):

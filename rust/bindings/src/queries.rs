@@ -6,7 +6,7 @@ use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, 
 use crate::ledger::Ledger;
 use crate::tokens::tokens_from;
 use block_hash::{Chain, Guards};
-use block_pool::Pool;
+use block_pool::Slab;
 use cache_manager::{BlockKey, MissReason, PrefixQuery};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -147,14 +147,17 @@ impl Ledger {
         let out = PyDict::new(py);
         let (counters, events, gauges) = self.shared.with(py, |ledger| {
             let pools = ledger.pools();
+            // Of a slab that groups share its huge pages count: what one group has, no other can have.
             let sum =
-                |count: fn(&Pool) -> u32| pools.groups().map(|group| u64::from(count(&pools[group]))).sum();
+                |count: &dyn Fn(&Slab) -> u32| pools.slabs().iter().map(|slab| u64::from(count(slab))).sum();
+            let (free, pristine): (u64, u64) =
+                (sum(&|slab| pools.free_huge_pages(slab)), sum(&|slab| pools.pristine_huge_pages(slab)));
             let gauges = [
-                ("pages_total", sum(Pool::total)),
-                ("pages_free", sum(Pool::available)),
-                ("pages_pristine", sum(Pool::pristine)),
-                ("pages_evictable", sum(Pool::evictable)),
-                ("pages_in_flight", sum(Pool::in_flight)),
+                ("pages_total", sum(&Slab::huge_pages)),
+                ("pages_free", free),
+                ("pages_pristine", pristine),
+                ("pages_evictable", free - pristine),
+                ("pages_in_flight", pools.groups().map(|group| u64::from(pools[group].in_flight())).sum()),
                 ("cached_blocks", ledger.cached_blocks() as u64),
                 ("requests", ledger.requests() as u64),
                 ("suspended", ledger.suspended() as u64),

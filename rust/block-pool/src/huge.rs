@@ -36,6 +36,8 @@ pub(crate) struct HugeBook {
     parked: u32,
     /// Idle pages in huge pages that are not parked.
     idle: u32,
+    /// Huge pages that the group has.
+    owned: u32,
 }
 
 impl HugeBook {
@@ -48,6 +50,7 @@ impl HugeBook {
             unranked: Vec::new(),
             parked: 0,
             idle: 0,
+            owned: 0,
         }
     }
 
@@ -59,6 +62,16 @@ impl HugeBook {
     /// Huge pages of the group in which every page is idle.
     pub(crate) fn parked(&self) -> u32 {
         self.parked
+    }
+
+    /// Pages in the group's huge pages.
+    pub(crate) fn there(&self) -> u32 {
+        self.owned * self.ratio
+    }
+
+    /// The last huge page that the group ever claimed; the null one if it claimed none.
+    pub(crate) fn last(&self) -> PageId {
+        PageId((self.records.len() as u32).saturating_sub(1))
     }
 
     /// Idle pages in the group's other huge pages: nobody else can have them.
@@ -99,12 +112,14 @@ impl HugeBook {
         record.flags.set(OWNED, true);
         record.refs = 0;
         self.parked += 1;
+        self.owned += 1;
     }
 
     /// The group has the parked `huge` no more: its pages are others'.
     pub(crate) fn give_up(&mut self, huge: PageId) {
         self.left(huge, self.ratio);
         self.records[huge.index()].flags.set(OWNED, false);
+        self.owned -= 1;
     }
 
     /// `page` is idle no more. Not inlined, like [`HugeBook::enter`]: who shares nothing goes past with a jump.
@@ -244,7 +259,7 @@ impl HugeBook {
         }
         let mut listed = vec![0; self.records.len()];
         self.unranked.iter().for_each(|huge| listed[huge.index()] += 1);
-        let (mut waiting, mut spare) = (0, 0);
+        let (mut waiting, mut spare, mut owned) = (0, 0, 0);
         for huge in (0..self.records.len() as u32).map(PageId) {
             let record = &self.records[huge.index()];
             let unranked = listed[huge.index()];
@@ -266,11 +281,14 @@ impl HugeBook {
                 return Some((huge, "it is parked at a wrong place".into()));
             }
             waiting += u32::from(parked);
+            owned += u32::from(record.flags.has(OWNED));
             spare += if parked { 0 } else { free };
         }
-        let counted = (self.parked, self.idle);
-        (counted != (waiting, spare)).then(|| {
-            let what = format!("{waiting} are parked, {spare} pages idle in others; counted are {counted:?}");
+        let counted = (self.parked, self.idle, self.owned);
+        (counted != (waiting, spare, owned)).then(|| {
+            let what = format!(
+                "{waiting} of {owned} are parked, {spare} pages idle in others; counted are {counted:?}"
+            );
             (PageId::NULL, what)
         })
     }

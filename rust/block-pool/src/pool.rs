@@ -150,6 +150,12 @@ impl Pool {
         self.queues.len()
     }
 
+    /// Pages that sequences, pins or transfers hold.
+    pub fn held(&self) -> u32 {
+        let there = self.book.as_ref().map_or(self.total - self.pristine, |book| book.there());
+        there - self.queues.len()
+    }
+
     /// Pages held by transfers alone.
     pub fn in_flight(&self) -> u32 {
         self.in_flight

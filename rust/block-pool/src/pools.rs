@@ -88,6 +88,14 @@ impl Pools {
         }
     }
 
+    /// Huge pages of `slab` that no group ever claimed; of a group that is alone, its pages never handed out.
+    pub fn pristine_huge_pages(&self, slab: &Slab) -> u32 {
+        match slab.groups[..] {
+            [group] => self[group].pristine(),
+            _ => slab.huge_pages - slab.claimed,
+        }
+    }
+
     /// Huge pages of `slab` that any of its groups can have; none of a slab that nobody shares.
     pub(crate) fn open_to_all(&self, slab: &Slab) -> u32 {
         if !slab.is_shared() {
@@ -145,7 +153,9 @@ impl Pools {
             self[group].verify().map_err(|fault| GroupFault { group, fault })?;
         }
         for slab in self.slabs.iter().filter(|slab| slab.is_shared()) {
-            for huge in (0..=slab.huge_pages).map(PageId) {
+            let known = slab.groups.iter().filter_map(|&group| self[group].book.as_ref());
+            let last = known.map(|book| book.last().0).fold(slab.claimed, u32::max);
+            for huge in (0..=last).map(PageId) {
                 let owners = slab.groups.iter().filter(|&&group| self[group].owns(huge));
                 let expected = usize::from(huge != PageId::NULL && huge.0 <= slab.claimed);
                 if owners.clone().count() != expected {

@@ -54,7 +54,7 @@ impl Ledger {
         self.check_bounds(batch, num_tokens)?;
         self.check_awake()?;
         let mut scratch = std::mem::take(&mut self.admission);
-        let outcome = self.plan(batch, num_tokens, &mut loads, &mut scratch);
+        let outcome = self.plan_room(batch, num_tokens, &mut loads, &mut scratch);
         if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
             self.counters.failed_allocs += 1;
         }
@@ -93,7 +93,7 @@ impl Ledger {
         self.check_bounds(batch, num_tokens)?;
         self.check_awake()?;
         let mut scratch = std::mem::take(&mut self.admission);
-        let planned = self.plan(batch, num_tokens, &mut Loads::Given(&[]), &mut scratch);
+        let planned = self.plan_room(batch, num_tokens, &mut Loads::Given(&[]), &mut scratch);
         self.admission = scratch;
         match planned {
             Ok(()) => Ok(true),
@@ -180,6 +180,9 @@ impl Ledger {
                     self.copy_on_write(plan.slot, group, (plan.start / self.config.page_size) as usize);
                 }
                 if pages.new > 0 {
+                    if scratch.alone {
+                        self.spare_huge_pages(plan.slot, group, pages.new);
+                    }
                     self.take(group, pages.new);
                     let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
                     sequence.row_mut(group).pages.extend(self.taken.iter().map(|taken| taken.page));

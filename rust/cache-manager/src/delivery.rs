@@ -111,7 +111,7 @@ impl Ledger {
 
     /// Lets go what the request's groups do not need any more.
     #[inline]
-    fn slide(&mut self, slot: SlotId) {
+    pub(crate) fn slide(&mut self, slot: SlotId) {
         if self.config.is_plain() {
             return;
         }

@@ -5,7 +5,6 @@ use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::probe::PrefixQuery;
 use crate::sequence::Sequence;
-use block_pool::Pool;
 use radix_tree::{NodeId, ParentId};
 
 impl Ledger {
@@ -31,8 +30,11 @@ impl Ledger {
             return Err(self.in_use());
         }
         let epoch = self.epoch;
-        // Nothing of these is on the device.
-        self.forget_device(|sequence| sequence.epoch == epoch || sequence.holds_nothing());
+        // Nothing of these is on the device. One that has placeholders alone goes on by itself: no token to come reads
+        // what they stand for, and the blocks that its next would follow are forgotten.
+        self.forget_device(|sequence| {
+            sequence.holds_no_page() && (sequence.epoch == epoch || sequence.holds_nothing())
+        });
         self.asleep = true;
         Ok(())
     }
@@ -44,8 +46,8 @@ impl Ledger {
     /// Who holds pages; a cache that is asleep.
     pub fn check_unused(&self) -> Result<(), LedgerError> {
         self.check_awake()?;
-        let held = |pool: &Pool| pool.total() - pool.available() - pool.in_flight();
-        if self.config.group_ids().any(|group| held(&self.pools[group]) > 0) || !self.page_copies.is_empty() {
+        let held = |group| self.pools[group].held() > self.pools[group].in_flight();
+        if self.config.group_ids().any(held) || !self.page_copies.is_empty() {
             Err(self.in_use())
         } else {
             Ok(())
@@ -57,9 +59,8 @@ impl Ledger {
             let returning = sequence.suspension.as_ref().is_some_and(|it| !it.pages().is_empty());
             returning || !sequence.holds_no_page() || sequence.load.is_some()
         };
-        let used = |group| self.pools[group].total() - self.pools[group].available();
         LedgerError::InUse {
-            pages: self.config.group_ids().map(used).sum(),
+            pages: self.config.group_ids().map(|group| self.pools[group].held()).sum(),
             requests: self.slots.iter().filter(|(_, sequence)| holds(sequence)).count(),
             pins: self.pins.pages.len(),
             copies: self.copies.in_flight.len() + self.page_copies.len(),

@@ -33,6 +33,8 @@ pub struct Ledger {
     pub(crate) taken: Vec<Taken>,
     /// Pages of each group that the call under way still takes.
     pub(crate) left: SmallVec<[u32; 1]>,
+    /// Idle pages that the next [`Ledger::take`] takes first.
+    pub(crate) spare: Vec<PageId>,
     pub(crate) copies: Copies,
     pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
@@ -92,6 +94,7 @@ impl Ledger {
             slots: Slots::default(),
             taken: Vec::new(),
             left: SmallVec::new(),
+            spare: Vec::new(),
             copies: Copies::default(),
             pins: Pins::default(),
             offloads: Vec::new(),
@@ -214,7 +217,13 @@ impl Ledger {
         if sequence.unknown == 0 {
             check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
+        let awaited = sequence.unknown > 0;
         sequence.append(token);
+        if awaited && !self.config.is_plain() {
+            // Computed before it was known: windows pass it only now.
+            self.publish(slot);
+            self.slide(slot);
+        }
         Ok(())
     }
 

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod alone;
 mod blocks;
 mod config;
 mod copies;

@@ -54,6 +54,10 @@ pub(crate) struct Scratch {
     /// Pages to take for each plan, in each group.
     pub(crate) pages: Vec<NewPages>,
     pub(crate) found: Found,
+    /// Only blocks of a request before this one may be hits.
+    pub(crate) most_found: Option<usize>,
+    /// Whether the batch is one request, and nobody else holds a page of memory that groups share.
+    pub(crate) alone: bool,
     pub(crate) leaving: Leaving,
 }
 
@@ -286,8 +290,13 @@ impl Ledger {
             let limit = sequence.hash_reusable(page_size);
             let found = &mut scratch.found;
             let collided;
-            (hit, on_device, collided) =
-                found.look_up(&self.config, &self.tree, sequence, limit, &mut self.reader);
+            (hit, on_device, collided) = found.look_up(
+                &self.config,
+                &self.tree,
+                sequence,
+                scratch.most_found.map_or(limit, |most| limit.min(most)),
+                &mut self.reader,
+            );
             found.collisions += u64::from(collided);
             if !sequence.admitted && on_device < limit {
                 let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], collided);

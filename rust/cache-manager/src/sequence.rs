@@ -170,6 +170,8 @@ pub(crate) struct Sequence {
     pub(crate) interrupted: bool,
     /// Newest step that the sequence was planned in.
     pub(crate) last_step: Step,
+    /// Its tokens when it was last refused though it was alone; 0: never.
+    pub(crate) refused_alone: u32,
     /// Pass in which the sequence was last seen in a batch.
     pub(crate) batch_mark: u64,
 }
@@ -222,6 +224,7 @@ impl Sequence {
             dropped: VecDeque::new(),
             interrupted: false,
             last_step: Step(0),
+            refused_alone: 0,
             batch_mark: 0,
         }
     }
@@ -304,6 +307,7 @@ impl Sequence {
             dropped,
             interrupted,
             last_step,
+            refused_alone: _, // says how the next plan is made, not what there is
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
