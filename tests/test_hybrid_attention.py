@@ -31,7 +31,7 @@ STATES_HAPPENED = (
 def test_attention_over_every_groups_tables_equals_dense_attention(
     groups: int, first_seed: int, long_run: bool
 ) -> None:
-    happened = play(groups, 0, first_seed, 1000 if long_run else 12)
+    happened = play(groups, 0, first_seed, 1000 if long_run else 24)
     assert ONLY or [name for name in HAPPENED if not happened[name]] == []
 
 

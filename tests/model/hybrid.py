@@ -301,11 +301,11 @@ class Session:
         """Requests may have got on without a page of any group; whoever has one keeps the cache awake."""
         if self.random.random() < 0.5:
             for one in self.live:
-                if any(page for group in self.groups for page in self.row(one, group)):
+                if self.holds_a_page(one):
                     self.kv.preempt(one.ctx)
                     one.start_over(0)
         self.note("sleep")
-        held = self.held()
+        held = any(self.holds_a_page(one) for one in self.live)
         try:
             self.kv.sleep()
         except ValueError:
@@ -465,7 +465,11 @@ class Session:
                 behind = blocks_behind(group.kind, known, self.page_size) & set(range(len(row)))
                 assert missing == behind, f"{group}, request {self.places([one])}: {row}"
 
-    def row(self, one: Live, group: Layers) -> list[int]:
+    def holds_a_page(self, one: Live) -> bool:
+        groups: list[Layers | States] = [*self.groups, *self.states]
+        return any(page for group in groups for page in self.row(one, group))
+
+    def row(self, one: Live, group: Layers | States) -> list[int]:
         return self.kv.get_cache_indices(one.ctx, group.name)[0]
 
     def room(self) -> list[pk.BlockCount]:
