@@ -3,9 +3,11 @@
 //! Where groups share a slab, the pages of one may be spread over so many huge pages that the others do not find room
 //! beside them, though nobody uses most of these pages. No other request is going to make room then. So a request that
 //! is alone does with a shorter hit, or none, rather than be refused: a hit claims pages where they lie. If it is refused
-//! for what it holds, it goes on from nothing when it comes back from preemption. And when room is short, its windows go on in huge pages that they have, over what they left there, rather than open new ones.
+//! for what it holds, it goes on from nothing when it comes back from preemption. And when room is short, its windows go
+//! on in huge pages that they have, over what they left there, rather than open new ones.
 
 use crate::error::LedgerError;
+use crate::groups::GroupKind;
 use crate::ledger::Ledger;
 use crate::planning::Scratch;
 use crate::slots::SlotId;
@@ -72,9 +74,8 @@ impl Ledger {
     /// Before a window of a request that is alone takes `count` pages: if huge pages run short while the window moves on
     /// once, those that nobody uses beside the pages that it holds go first, from the newest page on.
     pub(crate) fn spare_huge_pages(&mut self, slot: SlotId, group: GroupId, count: u32) {
-        let Some(sequence) = self.slots.get(slot).filter(|_| self.config.kind(group).forgets()) else {
-            return;
-        };
+        let moves = matches!(self.config.kind(group), GroupKind::Window { .. } | GroupKind::Chunked { .. });
+        let Some(sequence) = self.slots.get(slot).filter(|_| moves) else { return };
         let row = sequence.row(group);
         let moving = &row.pages[(row.from as usize).min(row.pages.len())..];
         let open = self.pools.free_huge_pages(self.pools.slab_of(group));

@@ -19,6 +19,7 @@ const PLANNED: u8 = 2;
 /// Which group's KV the huge pages of a slab hold, and which pages wait to be zeroed. Memory follows use.
 #[derive(Default)]
 pub(crate) struct Fills {
+    /// Each group's pages, as far as any was taken.
     groups: Vec<Pages>,
     /// The group that each huge page was last used by; `None` before the first.
     users: Vec<Option<GroupId>>,
@@ -28,7 +29,7 @@ pub(crate) struct Fills {
 
 /// What is known of the pages of a group of a shared slab.
 struct Pages {
-    /// Pages in a huge page.
+    /// Pages in a huge page; 0 if nothing is shared.
     ratio: u32,
     /// What holds of each page.
     states: Array<u8>,
@@ -36,14 +37,18 @@ struct Pages {
 
 impl Fills {
     pub(crate) fn new(config: &LedgerConfig) -> Fills {
-        let groups = config.groups.iter().filter(|_| config.huge_pages.is_some());
-        let pages = groups.map(|group| Pages { ratio: group.pages, states: Array::with_capacity(0) });
+        let ratio = |pages| if config.huge_pages.is_some() { pages } else { 0 };
+        let groups = config.groups.iter();
+        let pages = groups.map(|group| Pages { ratio: ratio(group.pages), states: Array::with_capacity(0) });
         Fills { groups: pages.collect(), ..Fills::default() }
     }
 
     /// A group takes a page.
     pub(crate) fn taken(&mut self, group: GroupId, page: PageId) {
-        let Some(Pages { ratio, states }) = self.groups.get_mut(group.index()) else { return };
+        let Pages { ratio, states } = &mut self.groups[group.index()];
+        if *ratio == 0 {
+            return;
+        }
         let huge = page.0 / *ratio;
         let inside = (huge * *ratio) as usize..(huge * *ratio + *ratio) as usize;
         states.extend_by(inside.end.saturating_sub(states.len()), 0);
@@ -54,31 +59,28 @@ impl Fills {
         if self.users[huge].replace(group).is_some_and(|before| before != group) {
             states[inside].iter_mut().for_each(|state| *state |= FOREIGN);
         }
-        let state = &mut states[page.index()];
-        if *state & FOREIGN != 0 {
-            if *state & PLANNED == 0 {
-                self.planned.push((group, page));
-            }
-            *state = PLANNED;
+        if states[page.index()] & FOREIGN != 0 {
+            self.plan(group, page);
         }
     }
 
     /// A page is to be zeroed, whatever it holds.
     pub(crate) fn plan(&mut self, group: GroupId, page: PageId) {
-        if !self.planned.contains(&(group, page)) {
+        let states = &mut self.groups[group.index()].states;
+        states.extend_by((page.index() + 1).saturating_sub(states.len()), 0);
+        if std::mem::replace(&mut states[page.index()], PLANNED) & PLANNED == 0 {
             self.planned.push((group, page));
         }
     }
 
     /// The pages of a group to zero, of those that somebody holds.
     fn take(&mut self, group: GroupId, is_held: impl Fn(PageId) -> bool) -> Vec<PageId> {
+        let states = &mut self.groups[group.index()].states;
         let planned = self.planned.extract_if(.., |(of, _)| *of == group);
         let mut taken = Vec::new();
         for (_, page) in planned {
-            if let Some(Pages { states, .. }) = self.groups.get_mut(group.index()) {
-                // If it is let go, whoever takes it next will have it zeroed.
-                states[page.index()] = if is_held(page) { 0 } else { FOREIGN };
-            }
+            // If it is let go, whoever takes it next will have it zeroed.
+            states[page.index()] = if is_held(page) { 0 } else { FOREIGN };
             if is_held(page) {
                 taken.push(page);
             }

@@ -66,14 +66,21 @@ fn a_holder_too_many_is_found() {
 #[test]
 fn a_wrong_number_of_parked_huge_pages_is_found() {
     let fault = after_in_a(|pool| pool.book.as_mut().unwrap().parked = 2);
-    let what = "1 are parked, 1 pages idle in others; counted are (2, 1)";
+    let what = "1 of 2 are parked, 1 pages idle in others; counted are (2, 1, 2)";
     assert_eq!(fault, format!("group 0, page 0: huge page 0: {what}"));
 }
 
 #[test]
 fn a_wrong_number_of_idle_pages_is_found() {
     let fault = after_in_a(|pool| pool.book.as_mut().unwrap().idle = 0);
-    let what = "1 are parked, 1 pages idle in others; counted are (1, 0)";
+    let what = "1 of 2 are parked, 1 pages idle in others; counted are (1, 0, 2)";
+    assert_eq!(fault, format!("group 0, page 0: huge page 0: {what}"));
+}
+
+#[test]
+fn a_wrong_number_of_the_groups_huge_pages_is_found() {
+    let fault = after_in_a(|pool| pool.book.as_mut().unwrap().owned = 3);
+    let what = "1 of 2 are parked, 1 pages idle in others; counted are (1, 1, 3)";
     assert_eq!(fault, format!("group 0, page 0: huge page 0: {what}"));
 }
 
