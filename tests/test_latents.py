@@ -9,11 +9,9 @@ import torch
 import pagekeeper as pk
 from model.engine import claimed, prefilled, row
 from pagekeeper.params import (
+    CrossAttention,
     IndexerKCache,
     KVCacheQuantizationConfig,
-    Recurrent,
-    RecurrentKVCacheParams,
-    RecurrentState,
 )
 
 PROMPT = list(range(10, 30))
@@ -232,7 +230,8 @@ def manager_of_bytes(params: pk.KVCacheParams, available_bytes: int) -> pk.Paged
 
 
 def test_a_manager_refuses_groups_of_kinds_that_it_does_not_serve() -> None:
-    states = [RecurrentState("ssm", (2,), "float32")]
-    params = RecurrentKVCacheParams(states=states, num_layers=1, kind=Recurrent())
-    with pytest.raises(ValueError, match=r"^params.kind=Recurrent\(.*\): is not there yet"):
+    params = pk.MHAKVCacheParams(
+        dtype="float32", n_kv_heads=1, head_dim=4, num_layers=1, page_size=4, kind=CrossAttention()
+    )
+    with pytest.raises(ValueError, match=r"^params.kind=CrossAttention\(.*\): is not there yet"):
         manager(params)
