@@ -58,6 +58,9 @@ impl Ledger {
         if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
             self.counters.failed_allocs += 1;
         }
+        if let Err(LedgerError::InsufficientBlocks { .. }) = &outcome {
+            self.remember_refusal(batch, &scratch);
+        }
         let outcome = outcome.map(|()| self.commit_plans(&scratch));
         if let (Ok(_), Loads::From(tier)) = (&outcome, &mut loads) {
             self.touch_hits(&scratch, *tier);

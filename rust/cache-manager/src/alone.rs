@@ -57,10 +57,16 @@ impl Ledger {
                 outcome => return outcome,
             }
         }
-        if let Some(sequence) = self.slots.get_mut(slot) {
+        Err(refused)
+    }
+
+    /// A planned batch was refused for want of room: a request that is alone goes on from nothing when it comes back.
+    pub(crate) fn remember_refusal(&mut self, batch: &[SlotId], scratch: &Scratch) {
+        if let Some(sequence) =
+            batch.first().and_then(|&slot| self.slots.get_mut(slot)).filter(|_| scratch.alone)
+        {
             sequence.refused_alone = sequence.len();
         }
-        Err(refused)
     }
 
     /// Whether nobody else holds a page.
