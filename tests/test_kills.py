@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ class Lives:
             _, problems = life.communicate()
         assert life.returncode == -9, problems
         self.look(report, when)
+
+    def follow(self, chosen: random.Random, lives: int, enough: Callable[[], bool]) -> None:
+        """So many lives, and more where a slow disk lets so few blocks come about that they show little."""
+        for number in range(4 * lives):
+            if number < lives or not enough():
+                self.live(chosen, right_after_a_reset=number % 5 == 0)
 
     def wait(self, life: subprocess.Popen[str], report: Path, for_what: str) -> None:
         deadline = time.monotonic() + 30
@@ -102,8 +109,7 @@ def test_what_was_durable_before_a_kill_is_found_after_it(
     tmp_path: Path, first_seed: int, long_run: bool, fsync: str
 ) -> None:
     lives, chosen = Lives(tmp_path, fsync, slots=20_000), random.Random(first_seed)
-    for number in range(80 if long_run else 5):
-        lives.live(chosen, right_after_a_reset=number % 5 == 0)
+    lives.follow(chosen, 80 if long_run else 5, lambda: lives.expected >= 1_000)
     print(f"{lives.found} of {lives.expected} durable blocks were found; {lives.served} were looked at")
     assert lives.expected >= 1_000
     assert lives.found >= lives.expected * (1 if fsync == "always" else 0.99)
@@ -114,6 +120,5 @@ def test_a_full_store_that_is_killed_while_blocks_give_way_is_never_wrong(
     tmp_path: Path, first_seed: int, long_run: bool
 ) -> None:
     lives, chosen = Lives(tmp_path, "batch", slots=100), random.Random(first_seed + 1)
-    for number in range(60 if long_run else 5):
-        lives.live(chosen, right_after_a_reset=number % 5 == 0)
+    lives.follow(chosen, 60 if long_run else 5, lambda: lives.served > 100)
     assert lives.served > 100
