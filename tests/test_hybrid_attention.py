@@ -15,6 +15,7 @@ from model.hybrid import Session
 ONLY = os.environ.get("PAGEKEEPER_RANDOM_SEED")
 HAPPENED = (
     *("hits", "hits_with_placeholders", "reused_tokens", "late_reused_tokens", "evictions", "out_of_window"),
+    *("partial_hits", "stored_tails"),
     *("preemptions", "forks", "page_copies", "overlapped", "adopted_blocks", "private_blocks"),
     *("InsufficientBlocksError", "max", "vllm", "flashinfer", "tensorrt", "asleep", "alone"),
 )

@@ -36,6 +36,9 @@ def test_only_the_geometry_has_to_be_given() -> None:
         "devices": ("cpu",),
         "data_parallel_degree": 1,
         "enable_prefix_caching": True,
+        "enable_partial_reuse": True,
+        "copy_on_partial_reuse": True,
+        "store_partial_tails": True,
         "kv_hash_algo": "ahash64",
         "kv_hash_seed": None,
         "on_duplicate": "adopt",
@@ -134,6 +137,9 @@ def test_numpy_integers_are_kept_as_plain_ones() -> None:
         ("data_parallel_degree", 0, WHOLE),
         ("data_parallel_degree", 2, "one replica is supported for now"),
         ("enable_prefix_caching", 1, "True or False"),
+        ("enable_partial_reuse", 1, "True or False"),
+        ("copy_on_partial_reuse", 1, "True or False"),
+        ("store_partial_tails", 1, "True or False"),
         ("kv_hash_algo", "md5", "one of 'ahash64', 'sha256', 'sha256_64'"),
         ("kv_hash_seed", SEED[:-1], "64 hexadecimal digits"),
         ("kv_hash_seed", SEED[:-1] + "g", "64 hexadecimal digits"),
@@ -163,8 +169,8 @@ def test_a_packed_type_needs_an_even_head_dimension() -> None:
 
 
 def test_an_unknown_argument_is_a_type_error_that_names_it() -> None:
-    with pytest.raises(TypeError, match="enable_partial_reuse"):
-        make(enable_partial_reuse=False)
+    with pytest.raises(TypeError, match="enable_partial_reads"):
+        make(enable_partial_reads=False)
 
 
 def test_the_signature_names_every_argument() -> None:

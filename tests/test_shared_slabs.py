@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.engine import claimed, compute
+from model.engine import claimed, compute, copy_pages
 
 WINDOW = pk.SlidingWindow(1024)
 
@@ -195,6 +195,7 @@ def test_what_a_request_finds_never_keeps_it_out_when_it_is_alone() -> None:
                 kv.alloc(ctx)
             except (pk.InsufficientBlocksError, pk.RequestTooLargeError):
                 break
+            copy_pages(kv)
             kv.step(ctx, new_tokens=[5])
         ctx, other = random.sample(both, 2)
         kv.release(other)
@@ -211,6 +212,7 @@ def test_what_a_request_finds_never_keeps_it_out_when_it_is_alone() -> None:
                 found = kv.probe_prefix_match_length(ctx.tokens.all)
                 kv.alloc(ctx, num_tokens=2)
                 shorter += ctx.cached_prefix_length < min(found, (len(ctx) - 1) // 2 * 2)
+            copy_pages(kv)
             ends = ctx.processed_length + ctx.active_length == len(ctx)
             kv.step(ctx, new_tokens=[5] if ends else [], counts=int(ends))
         kv.verify()

@@ -147,8 +147,8 @@ class DummyKVCache(PagedKVCacheManager):
     def wake(self, buffers: Buffers | Mapping[str, Buffers] | None = None) -> None:
         pass
 
-    def release(self, batch: Batch) -> None:
-        pass
+    def release(self, batch: Batch) -> Any:
+        return None if is_one(batch) else [None] * _requests(batch)
 
     def contains(self, ctx: TextContext | EngineRequest) -> bool:
         return True

@@ -286,6 +286,7 @@ class _Server:
             num_layers=1,
             page_size=settings.page_size,
             enable_prefix_caching=settings.prefix_caching,
+            enable_partial_reuse=False,  # hits are counted in blocks, as traces tell of blocks
             kv_hash_algo=settings.hash_algo,
             eviction_policy=settings.eviction_policy,
             kv_connector_config=config,

@@ -259,8 +259,8 @@ class RequestCalls:
 
         Returns:
             int32 [copies, 2], source and destination, to be carried out in this order. Mostly empty: a page
-            is copied when a request writes behind tokens that another request or a transfer reads. Each copy
-            is given once.
+            is copied when a request writes behind tokens that another request, a transfer or the cache has.
+            Each copy is given once.
         """
         return self._core.take_page_copies(self._groups.index(group))
 
@@ -303,9 +303,10 @@ class RequestCalls:
                 which have KV; the rest of its drafts were rejected, and are written over.
 
         Raises:
-            ValueError: unknown requests, requests without a step out, counts that do not match, more tokens
-                than a step's drafts and one, or more than a length limit allows: cut accepted drafts to what
-                `max_length` leaves, and release a request that has reached it instead of planning it.
+            ValueError: unknown requests, requests without a step out, a forward that ran before its page
+                copies (see `take_page_copies`), counts that do not match, more tokens than a step's drafts
+                and one, or more than a length limit allows: cut accepted drafts to what `max_length` leaves,
+                and release a request that has reached it instead of planning it.
         """
         if self._connector is not None:
             self._connector.wait_for_offloads()
@@ -338,15 +339,27 @@ class RequestCalls:
         """
         self._core.preempt(batch)
 
-    def release(self, batch: Batch) -> None:
+    @overload
+    def release(self, batch: Request) -> int | None: ...
+
+    @overload
+    def release(self, batch: Requests) -> list[int | None]: ...
+
+    def release(self, batch: Batch) -> int | list[int | None] | None:
         """Ends requests and gives their pages back. What was shared stays cached until it is evicted.
 
-        Legal at any time, also while a forward is out.
+        Legal at any time, also while a forward is out. With `store_partial_tails` the computed part of a
+        block that is not full stays cached as well, unless something that begins with it is.
+
+        Returns:
+            The page of that block (in the first group of layers), or None where it is not kept: one for a
+            context or a slot, one for each request of a list or an array.
 
         Raises:
             ValueError: a request is not claimed (released already, or never claimed), or is given twice.
         """
-        self._core.release(batch)
+        tails = self._core.release(batch)
+        return tails[0] if is_one(batch) else tails
 
     def contains(self, ctx: TextContext | EngineRequest) -> bool:
         """Whether a request with the `request_id` of `ctx` is claimed.

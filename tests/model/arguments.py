@@ -121,6 +121,9 @@ PARAMS: Arguments = dict(
     devices="cpu",
     data_parallel_degree=1,
     enable_prefix_caching=True,
+    enable_partial_reuse=True,
+    copy_on_partial_reuse=True,
+    store_partial_tails=True,
     kv_hash_algo="ahash64",
     kv_hash_seed="0" * 64,
     on_duplicate="adopt",
@@ -569,6 +572,9 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "devices": fixed(WORD | {"none": [], "two": ["cpu", "cpu"]}),
     "data_parallel_degree": fixed(SIZE | NOTHING | {"2": 2}),
     "enable_prefix_caching": fixed(FLAG),
+    "enable_partial_reuse": fixed(FLAG),
+    "copy_on_partial_reuse": fixed(FLAG),
+    "store_partial_tails": fixed(FLAG),
     "kv_hash_algo": fixed(WORD),
     "kv_hash_seed": fixed(
         {"short": "a", "no hex": "x" * 64, "a number": 1, "bytes": bytes(32), "long": LONG}

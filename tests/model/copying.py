@@ -41,13 +41,17 @@ class Copying(Keeping):
     ) -> None:
         super().__init__(page_size, groups, **options)
         self.pool = self.pools[0]
-        self.writing = WRITE_POLICIES[write_policy](self.pool.priority.__getitem__, min_hits, min_priority)
+        self.writing = WRITE_POLICIES[write_policy](self._priority, min_hits, min_priority)
         self.tier: set[Content] | None = set() if tier else None
         """Blocks that are kept beyond the device, if anything is."""
         self.copies: dict[int, Copy] = {}
         self.page_copies: list[tuple[Pool, list[int]]] = []
         """Where, and [source, destination], of each copy that goes before the next forward."""
         self.new_offloads: list[int] = []
+
+    def _priority(self, page: int) -> int:
+        """Of a page's block; a tail matters to no tier."""
+        return -1 if self.is_tail(self.pool.stored[page]) else self.pool.priority[page]
 
     def start_copy(self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None) -> int:
         copy = self.counts["copies_started"]
@@ -231,6 +235,8 @@ class Copying(Keeping):
         page, evicted = pool.take()
         if evicted is not None:
             self.counts["evictions"] += 1
-            if pool is self.lead:
+            if self.is_tail(evicted):
+                self.drop_tail(evicted)  # of no use without one of its pages
+            elif pool is self.lead:
                 self.told.removed(evicted)
         return page

@@ -21,6 +21,9 @@ COUNTED = (
     "reused_blocks",
     "reused_tokens",
     "late_reused_tokens",
+    "partial_hits",
+    "partial_tokens",
+    "stored_tails",
     "pages_allocated",
     "pages_allocated_new",
     "page_copies",
@@ -119,7 +122,7 @@ class Session(Moving, Tending, Watching):
             "pages_pristine": pristine,
             "pages_evictable": free - pristine,
             "pages_in_flight": sum(pool.in_flight for pool in pools),
-            "cached_blocks": len(self.model.lead.tree),
+            "cached_blocks": len(self.model.blocks_in(self.model.lead)),
             "requests": len(self.model.requests),
             "pins": len(self.model.pins),
         }

@@ -21,10 +21,15 @@ SEED = "0123456789abcdef" * 4
 
 
 def manager(pages: int = 8, page_size: int = 4, **options: Any) -> pk.PagedKVCacheManager:
-    """A ledger without pools; options of the manager and of its parameters may be mixed."""
+    """A ledger without pools; options of the manager and of its parameters may be mixed.
+
+    Hits are full blocks, unless `enable_partial_reuse` is given: most tests count these.
+    """
     chosen = {name: options.pop(name) for name in MANAGER_OPTIONS & options.keys()}
     shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 2, "head_dim": 4, "num_layers": 3}
-    params = pk.MHAKVCacheParams(**(shape | {"page_size": page_size, "devices": ["cpu"]} | options))
+    params = pk.MHAKVCacheParams(
+        **(shape | {"page_size": page_size, "devices": ["cpu"]} | {"enable_partial_reuse": False} | options)
+    )
     return pk.PagedKVCacheManager(
         params=params,
         total_num_pages=pages,
@@ -43,6 +48,12 @@ def claimed(kv: pk.PagedKVCacheManager, tokens: Iterable[int], **options: Any) -
     return ctx
 
 
+def copy_pages(kv: pk.PagedKVCacheManager) -> list[list[int]]:
+    """Takes the page copies that go before the next forward: [source, destination] of all groups."""
+    groups = range(len(kv._groups.params))
+    return [pair for group in groups for pair in kv._core.take_page_copies(group).tolist()]
+
+
 def compute(
     kv: pk.PagedKVCacheManager,
     *batch: pk.TextContext,
@@ -51,6 +62,7 @@ def compute(
 ) -> None:
     """One forward of the batch, its results delivered: one new token each, or none."""
     kv.alloc(list(batch), num_tokens=num_tokens)
+    copy_pages(kv)
     kv.step(list(batch), new_tokens=new_tokens)
 
 

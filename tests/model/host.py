@@ -57,6 +57,7 @@ class HostCache:
         **params: Any,
     ) -> None:
         given: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 4, "num_layers": 1}
+        given["enable_partial_reuse"] = False  # what is found is counted in blocks
         given = {**given, "page_size": PAGE_SIZE, **params}
         num_bytes = pk.MHAKVCacheParams(**given).bytes_per_page
         size = units * num_bytes / 2**30

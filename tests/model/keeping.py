@@ -7,10 +7,11 @@ from math import inf
 from model.events import Told
 from model.pool import NULL, Content, Group, Limit, Pool
 from model.requests import Kept, Request, Token
+from model.tails import Tails
 from model.windows import Recurrent, Scratch, is_usable, release_order
 
 
-class Keeping:
+class Keeping(Tails):
     """The pools, the requests that use them, and the verbs that change what is stored."""
 
     def __init__(
@@ -81,6 +82,7 @@ class Keeping:
             kept = request.kept(block, self.page_size)
             if self.is_remembered(content):
                 reused = block + 1
+            was_whole = self.is_whole(content)
             for pool, row in zip(self.pools, request.rows, strict=True):
                 if not self._offers(request, pool, block) or not row[block]:
                     continue
@@ -100,6 +102,8 @@ class Keeping:
                 run.append(content)
                 priority = pool.priority[page]
                 new.append(block)
+            if not was_whole and self.is_whole(content):
+                self.replace_tail(content)
         if run:
             self.told.stored(run, priority)
         request.offered = max(first, computed)
@@ -174,7 +178,7 @@ class Keeping:
     def tell_time(self, now: float) -> None:
         for pool in self.pools:
             for page, before in pool.tell_time(now):
-                if pool is self.lead:
+                if pool is self.lead and not self.is_tail(pool.stored[page]):
                     self.told.updated(pool.stored[page], before, pool.default)
 
     def resume_soon(self, names: Sequence[object], priority: int, seconds: float | None) -> None:
@@ -195,6 +199,8 @@ class Keeping:
 
     def session_done(self, names: Sequence[object]) -> None:
         """Blocks that no other session shares go first, from the last one up to the first that one does."""
+        for name in names:
+            self.requests[name].over |= not self.requests[name].outdated
         for request in self._current(names):
             namespace, below = request.namespace, None
             for block in reversed(range(request.offered)):
@@ -258,33 +264,38 @@ class Keeping:
         self.told.begin_call()
         prefix = tuple(tokens[: len(tokens) // self.page_size * self.page_size])
         forgotten = set[Content]()
-        for pool, order in zip(self.pools, orders, strict=True):
-            below = {
-                page: content
-                for content, page in pool.tree.items()
-                if content[0] == namespace and len(content[1]) > len(prefix)
-                if content[1][: len(prefix)] == prefix and page in pool.idle
-            }
+        belows = [self._idle_below(pool, namespace, prefix) for pool in self.pools]
+        for pool, below, order in zip(self.pools, belows, orders, strict=True):
             loose = len(pool.loose)
             gone = [below[page] for page in order[loose : loose + len(below)]]
             for index, content in enumerate(gone):
-                assert not any(
+                assert self.is_tail(content) or not any(
                     later[0] == namespace and later[1][: len(content[1])] == content[1]
                     for later in gone[index + 1 :]
                 )
-                if pool is self.lead:
+                if pool is self.lead and not self.is_tail(content):
                     self.told.removed(content)
                 pool.forget(pool.tree[content])
-            forgotten.update(gone)
+            forgotten.update(content for content in gone if not self.is_tail(content))
         self.counts["truncated_blocks"] += len(forgotten)
         return len(forgotten)
+
+    def _idle_below(self, pool: Pool, namespace: object, prefix: Sequence[Token]) -> dict[int, Content]:
+        """Pages that nobody holds with what they store; of tails, those that nobody holds in any group."""
+        return {
+            page: content
+            for content, page in pool.tree.items()
+            if content[0] == namespace and len(content[1]) > len(prefix)
+            if content[1][: len(prefix)] == prefix and page in pool.idle
+            if not self.is_tail(content) or all(other.tree[content] in other.idle for other in self.pools)
+        }
 
     def reset(self, orders: Sequence[Sequence[int]]) -> None:
         """Forgets every block; requests that hold pages publish and hit no more until they start over.
 
         `orders` are those of the idle pages afterwards, which are the manager's to choose.
         """
-        self.counts["reset_blocks"] += len(self.lead.tree)
+        self.counts["reset_blocks"] += len(self.blocks_in(self.lead))
         self.counts["resets"] += 1
         for pool, order in zip(self.pools, orders, strict=True):
             pool.forget_all(order)

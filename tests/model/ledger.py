@@ -77,12 +77,7 @@ class Ledger(Planning):
         """
         bounds, loads = bounds or [None] * len(names), loads or [0] * len(names)
         try:
-            plans = self.fitting(
-                [
-                    self.plan(self.requests[name], bound, load)
-                    for name, bound, load in zip(names, bounds, loads, strict=True)
-                ]
-            )
+            plans = self.plan_batch(names, bounds, loads)
         except NoRoom:
             self.counts["failed_allocs"] += 1
             raise
@@ -95,6 +90,7 @@ class Ledger(Planning):
                     pool.hold(page)
         for plan in plans:
             self._splice(plan)
+        self.claim_parts(plans)
         begun = {plan.request.name: self.begin_load(plan) for plan in plans if self._carry_out(plan)}
         self.offload_ahead(sum(plan.taken(0) for plan in plans))
         return begun
@@ -112,6 +108,8 @@ class Ledger(Planning):
             if plan.copied[group]:
                 self.copy_on_write(pool, row, plan.start // self.page_size)
             row += [self.take_page(pool) for _ in range(plan.fresh[group])]
+            if plan.sources:
+                self.copy_part(pool, plan.sources[group], row[plan.start // self.page_size])
         request.tokens += [None] * plan.placeholder
         request.out.append(Step(self.step_number, plan.start, plan.active, plan.drafts))
         self.step_joined = True
@@ -122,7 +120,8 @@ class Ledger(Planning):
         request = plan.request
         if not plan.end:
             return
-        first, served = request.offered, plan.start - request.position
+        first, start = request.offered, plan.end * self.page_size
+        served = start - request.position
         for pool, row, hits, given_back in zip(
             self.pools, request.rows, plan.hits, plan.given_back, strict=True
         ):
@@ -132,9 +131,9 @@ class Ledger(Planning):
                 pool.let_go(page)
                 pool.refresh_above(page)
             row[first : plan.end] = [hits.get(block, NULL) for block in range(first, plan.end)]
-            for block in blocks_behind(pool.kind, plan.start, self.page_size):
+            for block in blocks_behind(pool.kind, start, self.page_size):
                 row[block] = NULL
-        request.offered, request.processed = plan.end, plan.start
+        request.offered, request.processed = plan.end, start
         request.cached += served
         self.counts["late_reused_tokens" if request.admitted else "reused_tokens"] += served
         self.counts["reused_blocks"] += 0 if request.admitted else plan.end - first
@@ -203,14 +202,7 @@ class Ledger(Planning):
 
     def _slide(self, request: Request) -> None:
         """Gives back what no token reads that is still to be computed."""
-        position = min(request.processed, len(request.known))
-        for pool, row in zip(self.pools, request.rows, strict=True):
-            if isinstance(pool.kind, Scratch):
-                continue
-            for block in sorted(blocks_behind(pool.kind, position, self.page_size)):
-                if row[block]:
-                    pool.let_go(row[block])
-                    row[block] = NULL
+        self.slide(request, min(request.processed, len(request.known)))
 
     def update(self, name: object, token: int) -> None:
         """Fills the oldest placeholder, or appends."""
@@ -222,18 +214,23 @@ class Ledger(Planning):
 
     # Letting go
 
-    def release(self, names: Sequence[object]) -> None:
+    def release(self, names: Sequence[object]) -> list[int | None]:
+        """Gives the page of each one's last block, if that stays though it is not full."""
+        tails = []
         for name in names:
             request = self.requests[name]
+            tails.append(self.store_tail(request))
             self.drop_load(request)
             self._give_back(request)
             del self.requests[name]
             self.counts["releases"] += 1
+        return tails
 
     def preempt(self, names: Sequence[object]) -> None:
         """Gives up every page; what is known so far becomes the prompt of the next admission."""
         for name in names:
             request = self.requests[name]
+            self.store_tail(request)
             self._drop_steps(request)
             self.drop_load(request)
             self._give_back(request)

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from model.pool import Group, Pool
+from model.parts import Parts
+from model.pool import NULL, Content, Group, Pool
 from model.requests import NeverRoom, NoRoom, Plan, Request
 from model.states import States
 from model.windows import Recurrent, Scratch, blocks_behind, needed_blocks
 
 
-class Planning(States):
+class Planning(Parts, States):
     """Plans, which change nothing."""
 
     def __init__(
@@ -27,6 +28,32 @@ class Planning(States):
         self.caching = caching
         self.chunk = chunk
         self.reserve = reserve
+
+    def plan_batch(
+        self, names: Sequence[object], bounds: Sequence[int | None], loads: Sequence[int]
+    ) -> list[Plan]:
+        """With parts of blocks, if there is room for them and none takes another's hit away."""
+        plans = self._plans(names, bounds, loads, parts=self.parts)
+        try:
+            if not self.takes_over_a_hit(plans):
+                return self.fitting(plans)
+        except NeverRoom:
+            raise
+        except NoRoom:
+            if not any(plan.part for plan in plans):
+                raise
+        return self.fitting(self._plans(names, bounds, loads, parts=False))
+
+    def _plans(
+        self, names: Sequence[object], bounds: Sequence[int | None], loads: Sequence[int], *, parts: bool
+    ) -> list[Plan]:
+        plans: list[Plan] = []
+        for name, bound, load in zip(names, bounds, loads, strict=True):
+            taken = {plan.part.content for plan in plans if plan.part and plan.part.takes_over}
+            plan = self.plan(self.requests[name], bound, load, parts=parts, taken=taken)
+            self.enter_part(plan, plans)
+            plans.append(plan)
+        return plans
 
     def fitting(self, plans: list[Plan]) -> list[Plan]:
         """Says which pages are copied; raises if the plans have no room beside each other."""
@@ -70,17 +97,35 @@ class Planning(States):
         """
         pool = self.pools[group]
         room, hits, given_back = pool.free, set[int](), set[int]()
-        kept = {page for plan in plans for page in plan.hits[group].values()}
+        part = {plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part}
+        kept = {page for plan in plans for page in plan.hits[group].values()} | set(part.values())
         first = None
         for index, plan in enumerate(plans):
-            hits |= {page for page in plan.hits[group].values() if page in pool.idle}
-            given_back |= {page for page in plan.given_back[group] if pool.is_unshared(page)} - kept
+            claimed, leaving = self._at_start(plan, group)
+            hits |= {page for page in [*claimed, part.get(plan.request.name)] if page in pool.idle}
+            given_back |= {page for page in leaving if pool.is_unshared(page)} - kept
             room -= plan.taken(group)
             if first is None and room + len(given_back) < len(hits):
                 first = index
         return [] if first is None or room + len(given_back) >= len(hits) else [first]
 
-    def plan(self, request: Request, bound: int | None, load: int) -> Plan:
+    def _at_start(self, plan: Plan, group: int) -> tuple[list[int], list[int]]:
+        """Hits that the request keeps, and pages of its own that it gives back, where it starts.
+
+        A part behind the last full block may leave less to need.
+        """
+        hits, given_back = plan.hits[group], plan.given_back[group]
+        if plan.part is None:
+            return list(hits.values()), given_back
+        behind = blocks_behind(self.pools[group].kind, plan.start, self.page_size)
+        row = plan.request.rows[group]
+        own = {row[block] for block in behind if block < min(plan.request.offered, len(row))}
+        kept = [page for block, page in hits.items() if block not in behind]
+        return kept, list({*given_back, *own} - {NULL})
+
+    def plan(
+        self, request: Request, bound: int | None, load: int, *, parts: bool, taken: set[Content]
+    ) -> Plan:
         """For a forward of at most `bound` tokens, or for so many blocks to load."""
         position, offered = request.position, request.offered
         found = missed = 0
@@ -91,6 +136,10 @@ class Planning(States):
         end = found if found * self.page_size > position else 0
         start = max(position, end * self.page_size)
         first_load = max(offered, found, start // self.page_size)
+        part = None
+        if parts and self.caching and self.reads(request) and not load:
+            part = self.find_part(request, start, end, taken)
+        start += part.run if part else 0
         placeholder = start == len(request.tokens)
         rest = len(request.tokens) + placeholder - start
         active = min(rest, bound or rest, self.chunk or rest)
@@ -98,6 +147,7 @@ class Planning(States):
         # All drafts that are out may be right; then this step has its own, and the drafter adds as many.
         room = 2 * request.drafts and sum(step.drafts for step in request.live) + 2 * request.drafts
         plan = Plan(request, end, start, active, drafts, placeholder, missed, load, first_load)
+        plan.part = part
         plan.reach = start + active + room
         for pool, row in zip(self.pools, request.rows, strict=True):
             plan.hits.append(self._hits(request, pool, end))
@@ -106,7 +156,7 @@ class Planning(States):
             if not pool.has_blocks:
                 plan.fresh.append(self.fresh_states(pool, row, start))
                 continue
-            held = max(len(row), end)
+            held = max(len(row), end) + bool(part and part.takes_over)
             prompt = request.context if self.reserve == "prompt" and pool.keeps_all else 0
             wanted = self.blocks(max(plan.reach, prompt))
             if load:

@@ -193,7 +193,8 @@ class Pool:
         if page not in self.idle or not self.keeps_all:
             return
         namespace, tokens = self.stored[page]
-        for end in range(len(tokens) - self.page_size, 0, -self.page_size):
+        above_it = (len(tokens) - 1) // self.page_size * self.page_size
+        for end in range(above_it, 0, -self.page_size):
             above = self.tree.get((namespace, tokens[:end]))
             if above is None or not self._is_let_go(above):
                 return

@@ -35,6 +35,15 @@ class Step(NamedTuple):
         return self.start + self.active
 
 
+class Part(NamedTuple):
+    """The first tokens of a block, which a request goes on from."""
+
+    content: Content
+    run: int
+    takes_over: bool
+    """The request gets the block's own pages, and the block is no more; else copies of them."""
+
+
 class Kept(NamedTuple):
     """How long a block is kept: a priority, and when that ends."""
 
@@ -100,6 +109,8 @@ class Request:
     outdated: bool = False
     """The prefix cache was reset while this request held pages."""
     admitted: bool = False
+    over: bool = False
+    """Its session is over: of a block that it has not filled nothing is kept."""
     load: Load | None = None
     load_failed: bool = False
 
@@ -141,7 +152,7 @@ class Request:
         child.rows = [row[: -(-processed // page_size)] for row in self.rows]
         child.private = set(self.private)
         child.cached -= self.load.gain if self.load else 0
-        child.load_failed = False
+        child.load_failed = child.over = False
         child.outdated = self.outdated and child.holds_pages
         return child
 
@@ -164,7 +175,10 @@ class Plan:
     first_load: int
     reach: int = 0
     """One past the last token that the forward, its drafts and the drafter may write."""
+    part: Part | None = None
     # For each group:
+    sources: list[int] = field(default_factory=list)
+    """The pages that the part is copied from, once they are claimed."""
     hits: list[dict[int, int]] = field(default_factory=list)
     """The pages of its blocks that are needed, behind those that were offered."""
     given_back: list[list[int]] = field(default_factory=list)

@@ -175,8 +175,9 @@ class Serving(Stage, ABC):
         for one in batch:
             self.check_content(one)
         slots = [one.ctx.slot for one in batch]
-        self.model.release([one.ctx.request_id for one in batch])
-        self.kv.release(self.form(batch))
+        tails = self.model.release([one.ctx.request_id for one in batch])
+        form = self.form(batch)
+        assert self.kv.release(form) == (tails[0] if isinstance(form, pk.TextContext) else tails)
         self.gone += [(one.ctx, slot) for one, slot in zip(batch, slots, strict=True)]
         self.live = [one for one in self.live if one not in batch]
 

@@ -92,7 +92,7 @@ class Watching(Stage):
 
     def check_index(self) -> None:
         """The index answers like the manager, for every namespace, and knows the priorities."""
-        tree, priority = self.model.lead.tree, self.model.lead.priority
+        tree, priority = self.model.blocks_in(self.model.lead), self.model.lead.priority
         known = {self.hash_of(content): priority[page] for content, page in tree.items()}
         assert self.index.hashes() == known.keys()
         assert self.priorities == known

@@ -57,6 +57,9 @@ class CommonArguments(TypedDict, total=False):
     devices: DeviceLike | Sequence[DeviceLike]
     data_parallel_degree: int
     enable_prefix_caching: bool
+    enable_partial_reuse: bool
+    copy_on_partial_reuse: bool
+    store_partial_tails: bool
     kv_hash_algo: HashAlgorithm
     kv_hash_seed: str | None
     on_duplicate: OnDuplicate
@@ -78,6 +81,9 @@ class CommonKVCacheParams(ABC):
     devices: tuple[str, ...]
     data_parallel_degree: int
     enable_prefix_caching: bool
+    enable_partial_reuse: bool
+    copy_on_partial_reuse: bool
+    store_partial_tails: bool
     kv_hash_algo: HashAlgorithm
     kv_hash_seed: str | None = field(repr=False)  # whoever knows it can make blocks collide
     on_duplicate: OnDuplicate
@@ -99,6 +105,9 @@ class CommonKVCacheParams(ABC):
         devices: DeviceLike | Sequence[DeviceLike] = "cpu",
         data_parallel_degree: int = 1,
         enable_prefix_caching: bool = True,
+        enable_partial_reuse: bool = True,
+        copy_on_partial_reuse: bool = True,
+        store_partial_tails: bool = True,
         kv_hash_algo: HashAlgorithm = "ahash64",
         kv_hash_seed: str | None = None,
         on_duplicate: OnDuplicate = "adopt",
@@ -115,6 +124,9 @@ class CommonKVCacheParams(ABC):
         keep(self, "devices", devices, _parse_devices)
         keep(self, "data_parallel_degree", data_parallel_degree, _parse_degree)
         keep(self, "enable_prefix_caching", enable_prefix_caching, parse_flag)
+        keep(self, "enable_partial_reuse", enable_partial_reuse, parse_flag)
+        keep(self, "copy_on_partial_reuse", copy_on_partial_reuse, parse_flag)
+        keep(self, "store_partial_tails", store_partial_tails, parse_flag)
         keep(self, "kv_hash_algo", kv_hash_algo, parse_choice(get_args(HashAlgorithm)))
         keep(self, "kv_hash_seed", kv_hash_seed, _parse_seed)
         keep(self, "on_duplicate", on_duplicate, parse_choice(get_args(OnDuplicate)))
@@ -179,6 +191,12 @@ class KVCacheParams(CommonKVCacheParams):
         devices: where the pages live; anything that `parse_device` understands. One device for now.
         data_parallel_degree: copies of the cache, each with requests of its own. 1 for now.
         enable_prefix_caching: whether a request may reuse blocks that earlier requests computed.
+        enable_partial_reuse: whether it may go on from the first tokens of a block too, where its prompt goes
+            another way inside it or ends there. Not where layers keep states.
+        copy_on_partial_reuse: whether it gets a copy of such a block. If not, it takes the block's own page,
+            if nobody uses it and nothing that is cached follows it: the block is lost then.
+        store_partial_tails: whether the last block of a request is cached at its release though it is not
+            full, so that a next turn goes on from it. No effect without `enable_partial_reuse`.
         kv_hash_algo: how blocks are identified. "ahash64" is the fastest and not cryptographic; "sha256" is;
             "sha256_64" keeps the first 64 bits of it.
         kv_hash_seed: 32 bytes as 64 hexadecimal digits, the same wherever hashes are to be equal. None is no

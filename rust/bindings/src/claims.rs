@@ -127,7 +127,7 @@ impl Ledger {
             slots.iter().map(|slot| contexts.get_mut(slot.index()).and_then(Option::take)).collect()
         };
         for ((slot, context), released) in slots.iter().zip(&contexts).zip(released) {
-            let Released { tokens, extras, cached } = released;
+            let Released { tokens, extras, cached, tail: _ } = released;
             if let Some(context) = context.as_ref().map(Py::get) {
                 let former = Some((Arc::downgrade(&self.shared), *slot));
                 *context.state.lock() = Content { tokens, extras, former, cached }.free();

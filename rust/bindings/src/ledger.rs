@@ -66,6 +66,7 @@ impl Ledger {
             | LedgerError::StepOut { slot }
             | LedgerError::NothingToSuspend { slot }
             | LedgerError::PageCopyPlanned { slot }
+            | LedgerError::PageCopiesLeft { slot }
             | LedgerError::InsufficientUnits { slot, .. }
             | LedgerError::Padding(slot)
             | LedgerError::PlannedBefore(slot)
@@ -152,15 +153,18 @@ impl Drop for Ledger {
 #[pymethods]
 impl Ledger {
     #[new]
-    #[pyo3(signature = (*, page_size, groups, huge_pages, max_batch_size, prefix_caching, algo, seed, on_duplicate, reserve, policy, priority,
+    #[pyo3(signature = (*, page_size, groups, huge_pages, max_batch_size, prefix_caching, partial_reuse, copy_on_partial_reuse, store_partial_tails, algo, seed, on_duplicate, reserve, policy, priority,
                         max_seq_len, max_num_input_tokens, guard_secret, tier, write_policy, min_hits, min_priority, event_buffer_max_size))]
-    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
+    #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one Python signature")]
     fn new(
         page_size: u32,
         groups: Vec<(String, u32, u32, u32)>,
         huge_pages: Option<u32>,
         max_batch_size: usize,
         prefix_caching: bool,
+        partial_reuse: bool,
+        copy_on_partial_reuse: bool,
+        store_partial_tails: bool,
         algo: &str,
         seed: Option<&Bound<'_, PyAny>>,
         on_duplicate: &str,
@@ -199,6 +203,9 @@ impl Ledger {
             groups,
             huge_pages,
             prefix_caching,
+            partial_reuse,
+            copy_on_partial_reuse,
+            store_partial_tails,
             algo: algo.parse::<Algo>().map_err(|error| errors::from_hash(&error))?,
             seed: seed.map(seed_from).transpose()?,
             on_duplicate: match on_duplicate {
@@ -298,12 +305,14 @@ impl Ledger {
         self.run(batch.py(), |ledger| ledger.preempt(&slots))
     }
 
-    fn release(&self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// The page of each request's last block, where that is stored as a tail.
+    fn release(&self, batch: &Bound<'_, PyAny>) -> PyResult<Vec<Option<u32>>> {
         let py = batch.py();
         let slots = slots_of(batch, &self.shared, false)?;
         let released = self.release_slots(py, &slots)?.map_err(|error| self.explain(py, &error))?;
+        let tails = released.iter().map(|released| released.tail.map(|page| page.0)).collect();
         self.unbind(&slots, released);
-        Ok(())
+        Ok(tails)
     }
 
     /// Whether a request with this id is claimed.

@@ -159,8 +159,10 @@ impl Ledger {
             }
         }
         for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
-            self.take_hit(plan.slot, plan.start, &plan.hit, &scratch.found);
+            self.take_hit(plan.slot, plan.hit_end(&self.config), &plan.hit, &scratch.found);
         }
+        let mut copies =
+            if scratch.has_partial() { self.claim_partials(scratch) } else { Vec::new().into_iter() };
         if self.config.huge_pages.is_some() {
             self.left = self.demand(scratch);
         }
@@ -193,6 +195,11 @@ impl Ledger {
                         self.taken.iter().for_each(|taken| self.fills.plan(group, taken.page));
                     }
                 }
+                if plan.partial.is_some_and(|partial| !partial.takes_over)
+                    && let Some(copy) = copies.next()
+                {
+                    self.copy_part(plan.slot, (plan.start / self.config.page_size) as usize, copy);
+                }
             }
             self.admit(plan);
             self.plan_step(plan);
@@ -217,7 +224,7 @@ impl Ledger {
     fn admit(&mut self, plan: &Plan) {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
-        if !plan.hit.is_empty() {
+        if plan.start > sequence.position {
             sequence.processed = plan.start;
             sequence.position = plan.start;
         }

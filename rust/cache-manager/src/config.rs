@@ -26,6 +26,7 @@ pub enum Reserve {
 
 /// Settings of a [`Ledger`](crate::Ledger).
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent settings")]
 pub struct LedgerConfig {
     /// Tokens a page.
     pub page_size: u32,
@@ -35,6 +36,13 @@ pub struct LedgerConfig {
     pub huge_pages: Option<u32>,
     /// Whether blocks are hashed, published and found.
     pub prefix_caching: bool,
+    /// Whether a request may go on from the tokens at the start of a block that its prompt has too, where it has not
+    /// all of them.
+    pub partial_reuse: bool,
+    /// Whether such a block is copied; if not, its page is taken over where nobody uses the block.
+    pub copy_on_partial_reuse: bool,
+    /// Whether the block that a request has not filled is stored when the request gives its pages back.
+    pub store_partial_tails: bool,
     /// Block hash.
     pub algo: Algo,
     /// 32 bytes that separate the hashes of installations.
@@ -66,6 +74,9 @@ impl LedgerConfig {
             groups: vec![Group { kind: GroupKind::Full, pages }],
             huge_pages: None,
             prefix_caching: true,
+            partial_reuse: true,
+            copy_on_partial_reuse: true,
+            store_partial_tails: true,
             algo: Algo::AHash64,
             seed: None,
             on_duplicate: OnDuplicate::Adopt,
@@ -77,6 +88,13 @@ impl LedgerConfig {
             write_policy: WritePolicy::WriteThrough,
             event_buffer_max_size: 0,
         }
+    }
+
+    /// Whether parts of blocks are found: not where a group has pages that are no blocks, as of states, which are those
+    /// of the end of a block alone.
+    #[inline]
+    pub(crate) fn reuses_partly(&self) -> bool {
+        self.prefix_caching && self.partial_reuse && self.groups.iter().all(|group| group.kind.has_blocks())
     }
 
     /// Most blocks that one request may have whose decode steps verify so many drafts.

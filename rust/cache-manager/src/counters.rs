@@ -29,6 +29,12 @@ pub struct Counters {
     /// Tokens found later in a prompt's life: published by a sibling meanwhile, or found again after a
     /// preemption.
     pub late_reused_tokens: u64,
+    /// Times that a request went on from a part of a block.
+    pub partial_hits: u64,
+    /// Tokens of these parts, which are among the reused tokens.
+    pub partial_tokens: u64,
+    /// Partly filled blocks that were stored.
+    pub stored_tails: u64,
     /// Blocks of these prompts that no request had stored, before the block of the last token.
     pub missed_never_stored: u64,
     /// Blocks missed likewise because the first of them was evicted.
@@ -100,7 +106,7 @@ impl Counters {
     }
 
     /// `(name, value)` of every counter.
-    pub fn named(&self) -> [(&'static str, u64); 35] {
+    pub fn named(&self) -> [(&'static str, u64); 38] {
         [
             ("claims", self.claims),
             ("forks", self.forks),
@@ -113,6 +119,9 @@ impl Counters {
             ("reused_blocks", self.reused_blocks),
             ("reused_tokens", self.reused_tokens),
             ("late_reused_tokens", self.late_reused_tokens),
+            ("partial_hits", self.partial_hits),
+            ("partial_tokens", self.partial_tokens),
+            ("stored_tails", self.stored_tails),
             ("missed_never_stored", self.missed_never_stored),
             ("missed_evicted", self.missed_evicted),
             ("missed_collision", self.missed_collision),

@@ -18,8 +18,8 @@ impl Ledger {
     /// KV. Results for requests released, preempted or truncated meanwhile are dropped.
     ///
     /// # Errors
-    /// A slot that is unknown or twice in the batch; a request without a step out; counts that do not
-    /// match; too many tokens. Nothing is changed then.
+    /// A slot that is unknown or twice in the batch; a request without a step out, or whose forward ran before page
+    /// copies that were planned for it; counts that do not match; too many tokens. Nothing is changed then.
     pub fn step(
         &mut self,
         batch: &[SlotId],
@@ -64,6 +64,7 @@ impl Ledger {
             )));
         }
         self.batch_pass += 1;
+        let uncopied = self.first_uncopied();
         let one_each = u32::from(!new_tokens.is_empty());
         for (index, &slot) in batch.iter().enumerate() {
             let Some(sequence) = self.slots.get_mut(slot) else {
@@ -82,6 +83,9 @@ impl Ledger {
             let Some(out) = sequence.steps_out.front() else {
                 return Err(sequence.not_planned(slot));
             };
+            if uncopied.is_some_and(|step| step <= out.step) {
+                return Err(LedgerError::PageCopiesLeft { slot });
+            }
             let count = counts.map_or(one_each, |counts| counts[index]);
             sequence.check_result(slot, out, count)?;
             check_length(sequence, slot, count.saturating_sub(sequence.unknown), self.config.max_seq_len)?;

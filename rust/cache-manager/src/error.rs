@@ -95,6 +95,15 @@ pub enum LedgerError {
         /// The request.
         slot: SlotId,
     },
+    /// The result of a forward cannot be right that read pages before they were copied.
+    #[error(
+        "slot {}: page copies that go before this forward were never taken; carry out what runtime_inputs() gives or take_page_copies() before each forward",
+        .slot
+    )]
+    PageCopiesLeft {
+        /// The first request of the batch whose result this is.
+        slot: SlotId,
+    },
     /// There is no tier that suspended requests could be in.
     #[error("suspend, resume: {0}")]
     NoTier(String),

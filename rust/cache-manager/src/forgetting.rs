@@ -120,6 +120,12 @@ impl Ledger {
         let mut forgotten = 0;
         let lead = self.config.lead();
         for node in below {
+            if self.tree.is_tail(node) {
+                if self.is_idle(node) {
+                    self.drop_tail(node);
+                }
+                continue;
+            }
             let mut unused = false;
             for group in self.config.group_ids() {
                 let page = self.tree.page(node, group).filter(|&page| self.pools[group].is_evictable(page));

@@ -159,10 +159,10 @@ pub(crate) fn stored_prefix(
 }
 
 impl Sequence {
-    /// The pages of a group that the request lets go of when it goes on from a hit that ends before token `start`.
+    /// The pages of a group that the request lets go of when it `moves` to token `start`, where what it found ends.
     pub(crate) fn let_go_for(
         &self,
-        hit: &Hit,
+        moves: bool,
         start: u32,
         group: GroupId,
         config: &LedgerConfig,
@@ -170,7 +170,7 @@ impl Sequence {
         let row = self.row(group);
         let first = self.nodes.len();
         let lasts = config.kind(group).lasts();
-        let end = if hit.is_empty() || lasts { 0 } else { (start / config.page_size) as usize };
+        let end = if !moves || lasts { 0 } else { (start / config.page_size) as usize };
         let needed = config.kind(group).needed(start, config.page_size);
         let slid = row.from.max(needed.sinks) as usize..(needed.from as usize).min(first).min(end);
         let replaced = first..end.min(row.pages.len()).max(first);

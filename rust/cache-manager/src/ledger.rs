@@ -330,7 +330,7 @@ impl Ledger {
 
     /// Cached blocks on the device, referenced or not: those of the group that leads.
     pub fn cached_blocks(&self) -> usize {
-        self.tree.resident(self.config.lead())
+        self.tree.resident(self.config.lead()) - self.tree.tails()
     }
 
     /// Pins that have not ended.

@@ -84,6 +84,7 @@ impl Ledger {
         let launched = self.launched_before();
         let (current, page_size) = (self.epoch, self.config.page_size);
         for &slot in batch {
+            self.store_tail(slot);
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
             let first = &mut self.pools[GroupId::FIRST];
@@ -135,6 +136,7 @@ impl Ledger {
     }
 
     fn release_one(&mut self, slot: SlotId) -> Option<Released> {
+        let tail = self.store_tail(slot);
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
@@ -147,7 +149,7 @@ impl Ledger {
         }
         self.expect_orphans(slot, sequence.last_step, sequence.dropped.len() as u32);
         self.counters.releases += 1;
-        Some(sequence.released())
+        Some(Released { tail, ..sequence.released() })
     }
 
     /// Steps before this one have been launched: their results will come.

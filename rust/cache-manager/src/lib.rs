@@ -11,7 +11,7 @@
 //! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
 //! [`alloc`](Ledger::alloc) (`planning`, `admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
-//! (`letting_go`); then [`suspend`](Ledger::suspend) and [`resume`](Ledger::resume) (`suspension`), `drafts`, [`fork`](Ledger::fork), `page_copies`, `copies`, `loads`, `offloads`,
+//! (`letting_go`); then [`suspend`](Ledger::suspend) and [`resume`](Ledger::resume) (`suspension`), `drafts`, [`fork`](Ledger::fork), `page_copies`, `partial`, `tails`, `copies`, `loads`, `offloads`,
 //! `retention`, `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `snapshot`,
 //! `misses`, `counters`.
 #![forbid(unsafe_code)]
@@ -42,6 +42,7 @@ mod offloads;
 mod origin;
 mod page_copies;
 mod page_fills;
+mod partial;
 mod pins;
 mod planning;
 mod probe;
@@ -57,6 +58,7 @@ mod state_needs;
 mod states;
 mod suspension;
 mod tables;
+mod tails;
 mod taking;
 mod tiers;
 mod to_completion;

@@ -10,11 +10,13 @@ use crate::groups::GroupKind;
 use crate::hits::{Found, Hit};
 use crate::ledger::Ledger;
 use crate::page_copies::Leaving;
+use crate::partial::{Partial, TakenOver};
 use crate::planning::{Change, Forward, blocks_behind};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_pool::GroupId;
-use smallvec::SmallVec;
+use radix_tree::NodeId;
+use smallvec::{SmallVec, smallvec};
 
 /// How requests are going to be served, as far as it matters to what they need.
 #[derive(Clone, Copy, Default, Debug)]
@@ -32,10 +34,19 @@ pub(crate) struct Next {
     pub(crate) hit: Hit,
     /// Where that ends, in blocks; 0 without one.
     pub(crate) hit_end: u32,
+    /// The block behind the hit that it goes on from a part of.
+    pub(crate) part: Option<Partial>,
     /// Its next forward; `None`: it computes nothing more.
     pub(crate) forward: Option<Forward>,
     /// Most tokens of a forward.
     pub(crate) most: u32,
+}
+
+impl Next {
+    /// Whether it goes on from something that is stored.
+    fn reuses(&self) -> bool {
+        !self.hit.is_empty() || self.part.is_some()
+    }
 }
 
 impl Ledger {
@@ -72,7 +83,7 @@ impl Ledger {
         self.forecast(batch, Outlook::default(), |ledger, nexts, _| {
             let tokens = |next: &Next| {
                 let position = ledger.slots.get(next.slot).map_or(0, |sequence| sequence.position);
-                let start = next.forward.filter(|_| !next.hit.is_empty()).map_or(0, |forward| forward.start);
+                let start = next.forward.filter(|_| next.reuses()).map_or(0, |forward| forward.start);
                 start.saturating_sub(position)
             };
             nexts.iter().map(tokens).collect()
@@ -95,7 +106,7 @@ impl Ledger {
                 let (Some(sequence), Some(forward)) = (ledger.slots.get(next.slot), next.forward) else {
                     return 0;
                 };
-                let from = if next.hit.is_empty() { forward.start } else { sequence.position };
+                let from = if next.reuses() { sequence.position } else { forward.start };
                 if next.most < forward.len - from {
                     next.most // what is stored moves the chunk and does not shorten it
                 } else {
@@ -142,19 +153,48 @@ impl Ledger {
         let bound = |index: usize| outlook.num_tokens.get(index).or(outlook.num_tokens.last()).copied();
         let next = |(index, &slot): (usize, &SlotId)| self.next(slot, bound(index), &mut found);
         let nexts: Result<SmallVec<[Next; 4]>, _> = batch.iter().enumerate().map(next).collect();
-        let counted = nexts.map(|nexts| {
-            self.mark_held(&found);
+        let counted = nexts.map(|mut nexts| {
+            if nexts.iter().any(|next| next.part.is_some()) && !self.has_room(&nexts, &found) {
+                nexts.iter_mut().for_each(|next| self.without_part(next)); // as `alloc` does
+            }
+            self.mark(&nexts, &found);
             count(self, &nexts, &found)
         });
         self.admission.found = found;
         counted
     }
 
+    fn mark(&mut self, nexts: &[Next], found: &Found) {
+        let parts: SmallVec<[NodeId; 4]> =
+            nexts.iter().filter_map(|next| next.part.map(|part| part.node)).collect();
+        self.mark_held(found, &parts);
+    }
+
+    /// Whether all of it can be had together.
+    fn has_room(&mut self, nexts: &[Next], found: &Found) -> bool {
+        self.mark(nexts, found);
+        let mut leaving = Leaving::new();
+        let mut demand: SmallVec<[u32; 4]> = smallvec![0; self.config.groups.len()];
+        for next in nexts {
+            for group in self.config.group_ids() {
+                let covered = self.covered_next(next, group, false);
+                demand[group.index()] += self.needed(next, found, group, covered, &mut leaving);
+            }
+        }
+        self.pools.can_satisfy(&demand)
+    }
+
+    fn without_part(&self, next: &mut Next) {
+        let (Some(part), Some(forward)) = (next.part.take(), next.forward) else { return };
+        let sequence = self.slots.get(next.slot);
+        next.forward = sequence.map(|sequence| sequence.forward(forward.start - part.run, next.most));
+    }
+
     fn next(&mut self, slot: SlotId, bound: Option<u32>, found: &mut Found) -> Result<Next, LedgerError> {
         let (page_size, epoch) = (self.config.page_size, self.epoch);
         let most = self.config.most_tokens(bound);
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
-        let mut next = Next { slot, hit: Hit::default(), hit_end: 0, forward: None, most };
+        let mut next = Next { slot, hit: Hit::default(), hit_end: 0, part: None, forward: None, most };
         let mut position = sequence.arrival(page_size);
         if sequence.is_here() && sequence.reads(&self.config, epoch) && position < sequence.prompt_end {
             let limit = sequence.hash_reusable(page_size);
@@ -162,6 +202,11 @@ impl Ledger {
             if !next.hit.is_empty() {
                 next.hit_end = (sequence.nodes.len() + next.hit.blocks()) as u32;
                 position = position.max(next.hit_end * page_size);
+            }
+            if self.config.reuses_partly() {
+                let (config, nodes, taken) = (&self.config, found.nodes(&next.hit), TakenOver::default());
+                next.part = Partial::find(config, &self.tree, &self.pools, sequence, nodes, position, &taken);
+                position += next.part.map_or(0, |part| part.run);
             }
         }
         if !sequence.dummy && position < sequence.most_tokens(&self.config) {
@@ -196,18 +241,21 @@ impl Ledger {
             return self.needed_states(next, found, group, covered > forward.reach, leaving);
         }
         let held = sequence.blocks_held(group, page_size).max(next.hit_end);
-        let new = blocks_behind(held, covered, page_size) + sequence.pages_to_return(group);
         let copies = u32::from(self.copies_first(sequence, group, forward.start, leaving));
         let beams = sequence.for_other_beams(self.config.kind(group), forward.start, covered, page_size);
-        let (mut claimed, mut given_back) = (0, 0);
-        let change = Change { sequence, hit: &next.hit, start: forward.start };
-        change.pages(&self.config, &mut self.pools, found, group, |_, _, gains| {
+        let (mut claimed, mut given_back, mut taken_over) = (0, 0, 0);
+        let part = next.part.and_then(|part| self.tree.page(part.node, group));
+        let change = Change { sequence, hit: &next.hit, start: forward.start, part };
+        change.pages(&self.config, &mut self.pools, found, group, |_, page, gains| {
             if gains {
                 claimed += 1;
+                // Of several that would, one does.
+                taken_over += u32::from(Some(page) == part && next.part.is_some_and(|part| part.takes_over));
             } else {
                 given_back += 1;
             }
         });
+        let new = blocks_behind(held + taken_over, covered, page_size) + sequence.pages_to_return(group);
         beams.saturating_add(new + copies + claimed).saturating_sub(given_back)
     }
 

@@ -8,7 +8,7 @@ use crate::copies::let_go;
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{GroupId, PageId, Taken};
+use block_pool::{GroupId, PageId, Step, Taken};
 use std::collections::HashMap;
 
 /// A page that is copied to another of its group.
@@ -20,6 +20,8 @@ pub struct PageCopy {
     pub source: PageId,
     /// The page that is written.
     pub destination: PageId,
+    /// The forwards of this step and of later ones read it.
+    pub before: Step,
 }
 
 /// How many requests of a batch get a copy of a page, and leave it, by page.
@@ -44,6 +46,12 @@ impl Ledger {
     /// Page copies of a group that wait to be taken.
     pub fn planned_page_copies(&self, group: GroupId) -> usize {
         self.page_copies.iter().filter(|copy| copy.group == group).count()
+    }
+
+    /// The first step whose forward reads what page copies bring that nobody has taken.
+    #[inline]
+    pub(crate) fn first_uncopied(&self) -> Option<Step> {
+        self.page_copies.first().map(|copy| copy.before)
     }
 
     /// Whether a step of a request that is exposed, from token `start` on, needs a copy of the page of a group that
@@ -92,7 +100,7 @@ impl Ledger {
         pool.pin(source);
         pool.pin(destination);
         pool.release(source, self.step);
-        self.page_copies.push(PageCopy { group, source, destination });
+        self.page_copies.push(PageCopy { group, source, destination, before: self.step });
         self.counters.page_copies += 1;
     }
 }

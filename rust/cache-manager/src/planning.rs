@@ -7,16 +7,20 @@ use crate::hits::{Found, Hit};
 use crate::ledger::{Ledger, check_length};
 use crate::misses::{Miss, MissReason};
 use crate::page_copies::Leaving;
+use crate::partial::{Partial, TakenOver};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use crate::tiers::Loads;
 use block_pool::{GroupId, PageId, Pools, Step};
+use radix_tree::NodeId;
 use smallvec::{SmallVec, smallvec};
 
 /// What `alloc` will do for one request.
 pub(crate) struct Plan {
     pub(crate) slot: SlotId,
     pub(crate) hit: Hit,
+    /// The block behind the hit that the request goes on from a part of.
+    pub(crate) partial: Option<Partial>,
     /// At first admission: why the first block after the hits was missed, and how many were, up to the
     /// block of the last token.
     pub(crate) missed: Option<(MissReason, u32)>,
@@ -30,6 +34,13 @@ pub(crate) struct Plan {
     /// Blocks to load before a forward can be planned, and the first of them.
     pub(crate) load: u32,
     pub(crate) first_load: u32,
+}
+
+impl Plan {
+    /// Where the full blocks end that the request goes on from, in tokens, if there is a hit.
+    pub(crate) fn hit_end(&self, config: &LedgerConfig) -> u32 {
+        self.start / config.page_size * config.page_size
+    }
 }
 
 /// Pages that a request takes in a group.
@@ -59,6 +70,9 @@ pub(crate) struct Scratch {
     /// Whether the batch is one request, and nobody else holds a page of memory that groups share.
     pub(crate) alone: bool,
     pub(crate) leaving: Leaving,
+    pub(crate) taken_over: TakenOver,
+    /// Whether parts of blocks are looked for.
+    partly: bool,
 }
 
 impl Scratch {
@@ -133,11 +147,13 @@ pub(crate) fn blocks_behind(held: u32, tokens: u32, page_size: u32) -> u32 {
     }
 }
 
-/// A request that goes on from a hit which ends before token `start`.
+/// A request that goes on from token `start`, where a hit ends and perhaps a part of a block behind it.
 pub(crate) struct Change<'a> {
     pub(crate) sequence: &'a Sequence,
     pub(crate) hit: &'a Hit,
     pub(crate) start: u32,
+    /// The page of that block in the group at hand.
+    pub(crate) part: Option<PageId>,
 }
 
 impl Change<'_> {
@@ -151,12 +167,22 @@ impl Change<'_> {
         group: GroupId,
         mut each: impl FnMut(&Pools, PageId, bool),
     ) {
-        for &page in found.pages(self.hit, group) {
+        let (kind, page_size) = (config.kind(group), config.page_size);
+        let end = self.start / page_size;
+        // What is needed where the full blocks end may not be at the end of the part.
+        let (needed, at_start) =
+            (kind.needed(end * page_size, page_size), kind.needed(self.start, page_size));
+        let mut blocks = (self.sequence.nodes.len() as u32..end).filter(|&block| needed.has(block));
+        let hit = found.pages(self.hit, group).iter().copied();
+        let hit =
+            hit.filter(|_| self.part.is_none() || blocks.next().is_none_or(|block| at_start.has(block)));
+        for page in hit.chain(self.part) {
             if pools[group].is_evictable(page) && pools[group].mark(page) {
                 each(pools, page, true);
             }
         }
-        for page in self.sequence.let_go_for(self.hit, self.start, group, config) {
+        let moves = !self.hit.is_empty() || self.part.is_some();
+        for page in self.sequence.let_go_for(moves, self.start, group, config) {
             let pool = &mut pools[group];
             if pool.refs(page) == 1 && pool.pins(page) == 0 && pool.mark(page) {
                 each(pools, page, false);
@@ -174,10 +200,33 @@ impl Ledger {
         loads: &mut Loads<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
+        scratch.partly = self.config.reuses_partly();
+        let planned = self.plan_batch(batch, num_tokens, loads, scratch);
+        let spoiled = match planned {
+            // A copy needs its source and a page more: the request may have room without.
+            Err(LedgerError::InsufficientBlocks { .. }) => scratch.has_partial(),
+            Err(_) => false,
+            Ok(()) => scratch.takes_over_a_hit(),
+        };
+        if !spoiled {
+            return planned;
+        }
+        scratch.partly = false;
+        self.plan_batch(batch, num_tokens, loads, scratch)
+    }
+
+    fn plan_batch(
+        &mut self,
+        batch: &[SlotId],
+        num_tokens: &[u32],
+        loads: &mut Loads<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), LedgerError> {
         scratch.plans.clear();
         scratch.pages.clear();
         scratch.found.clear(&self.config);
         scratch.leaving.clear();
+        scratch.taken_over.clear();
         for (index, &slot) in batch.iter().enumerate() {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let planned = scratch.pages.len();
@@ -191,13 +240,19 @@ impl Ledger {
                     pages.copies = self.must_copy(sequence, group, plan.start, &mut scratch.leaving);
                 }
             }
+            if let Some(partial) = plan.partial {
+                let (groups, Scratch { plans, pages, taken_over, .. }) =
+                    (self.config.groups.len(), &mut *scratch);
+                partial.enter(index, groups, plans, pages, taken_over);
+            }
             scratch.plans.push(plan);
         }
         let mut demand = self.demand(scratch);
-        let mut hits = 0;
+        let (mut hits, parts) = (0, scratch.partial_nodes().count());
         for (group, demand) in self.config.group_ids().zip(&mut demand) {
-            hits += scratch.found.all(group).len();
-            *demand += scratch.found.all(group).len() as u32;
+            let claimed = scratch.found.all(group).len() + parts;
+            hits += claimed;
+            *demand += claimed as u32;
         }
         // With room for every hit beside the new pages, no hit need be looked at, but that one in a huge page which
         // nobody uses takes that page from other groups.
@@ -218,13 +273,15 @@ impl Ledger {
     /// Whether the planned batch fits, to the page.
     fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
         let mut room = self.pools.room();
-        self.mark_held(&scratch.found);
+        let parts: SmallVec<[NodeId; 4]> = scratch.partial_nodes().collect();
+        self.mark_held(&scratch.found, &parts);
         let mut demand: SmallVec<[u32; 1]> = smallvec![0; self.config.groups.len()];
         let mut lacking = None;
         for (plan, taken) in scratch.plans(self.config.groups.len()) {
             let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
             for group in self.config.group_ids() {
-                let change = Change { sequence, hit: &plan.hit, start: plan.start };
+                let part = self.partial_page(plan, group);
+                let change = Change { sequence, hit: &plan.hit, start: plan.start, part };
                 change.pages(&self.config, &mut self.pools, &scratch.found, group, |pools, page, gains| {
                     if gains { room.claim(pools, group, page) } else { room.give_back(pools, group, page) }
                 });
@@ -255,11 +312,13 @@ impl Ledger {
     }
 
     /// Opens a pass of marks in which the pages that are held, and hit, are marked: nobody who lets one go makes room.
-    pub(crate) fn mark_held(&mut self, found: &Found) {
+    /// So are those of the blocks of `parts`.
+    pub(crate) fn mark_held(&mut self, found: &Found, parts: &[NodeId]) {
         for group in self.config.group_ids() {
             let pool = &mut self.pools[group];
             pool.open_marks();
-            for &page in found.all(group) {
+            let parts = parts.iter().filter_map(|&node| self.tree.page(node, group));
+            for page in found.all(group).iter().copied().chain(parts) {
                 if !pool.is_evictable(page) {
                     pool.mark(page);
                 }
@@ -304,7 +363,7 @@ impl Ledger {
             }
         }
         let hit_end = if hit.is_empty() { 0 } else { (sequence.nodes.len() + hit.blocks()) as u32 };
-        let start = sequence.position.max(hit_end * page_size);
+        let mut start = sequence.position.max(hit_end * page_size);
         // What the request has computed and not stored is not loaded either.
         let first_load = (on_device as u32).max(start / page_size);
         let most_load = if reads && sequence.may_load() && self.config.is_plain() {
@@ -316,6 +375,14 @@ impl Ledger {
         if load > most_load {
             return Err(LedgerError::BadLoad { slot, given: load, most: most_load });
         }
+        let mut partial = None;
+        if scratch.partly && reads && load == 0 && sequence.position < sequence.prompt_end {
+            let nodes = scratch.found.nodes(&hit);
+            let (tree, pools) = (&self.tree, &self.pools);
+            partial = Partial::find(&self.config, tree, pools, sequence, nodes, start, &scratch.taken_over);
+        }
+        start += partial.map_or(0, |partial| partial.run);
+        let taken_over = u32::from(partial.is_some_and(|partial| partial.takes_over));
         let forward = sequence.forward(start, self.config.most_tokens(bound));
         let limit = self.config.max_blocks_per_request(sequence.drafts);
         let most = forward.len + sequence.draft_room([].iter());
@@ -327,7 +394,7 @@ impl Ledger {
         let plain = self.config.is_plain() || sequence.dummy;
         let mut at_most: SmallVec<[u32; 1]> = SmallVec::new();
         for (row, group) in sequence.rows.iter().zip(&self.config.groups) {
-            let (held, kind) = ((row.pages.len() as u32).max(hit_end), group.kind);
+            let (held, kind) = ((row.pages.len() as u32).max(hit_end) + taken_over, group.kind);
             let covered = self.config.covered(kind, sequence, forward.reach);
             let new = if sequence.dummy {
                 0
@@ -352,7 +419,7 @@ impl Ledger {
             self.check_capacity(slot, most, &at_most)?;
         }
         let Forward { end, placeholder, drafts, .. } = forward;
-        Ok(Plan { slot, hit, missed, start, end, placeholder, drafts, load, first_load })
+        Ok(Plan { slot, hit, partial, missed, start, end, placeholder, drafts, load, first_load })
     }
 
     /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.

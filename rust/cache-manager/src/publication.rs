@@ -9,6 +9,7 @@ use crate::misses::EvictedKeys;
 use crate::retention::retain;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
+use crate::tails::{is_whole, replace_tail};
 use block_pool::{GroupId, NodeLink, Pools};
 use memory::AHEAD;
 use radix_tree::{Insertion, NodeId, PrefixTree};
@@ -29,7 +30,7 @@ impl Ledger {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get(slot) else { return false };
         let computed = sequence.processed.min(sequence.known()) / page_size;
-        let publishes = computed as usize > sequence.nodes.len() && self.publishes(slot);
+        let publishes = computed as usize > sequence.nodes.len() && self.publishes(sequence);
         if publishes {
             self.publish_up_to(slot, computed as usize);
             self.remember_published(slot);
@@ -37,9 +38,9 @@ impl Ledger {
         publishes
     }
 
-    fn publishes(&self, slot: SlotId) -> bool {
-        self.config.prefix_caching
-            && self.slots.get(slot).is_some_and(|sequence| sequence.stores() && sequence.epoch == self.epoch)
+    /// Whether what the request computes is stored.
+    pub(crate) fn publishes(&self, sequence: &Sequence) -> bool {
+        self.config.prefix_caching && sequence.stores() && sequence.epoch == self.epoch
     }
 
     fn publish_up_to(&mut self, slot: SlotId, computed: usize) {
@@ -118,7 +119,11 @@ impl Publication<'_> {
         let keys = &chain.keys()[first..end];
         let pages = &rows[0].pages[first..end];
         self.tree.extend(parent, keys, &tokens[first * page_size..end * page_size], pages, nodes);
-        for block in first..nodes.len() {
+        let end = nodes.len();
+        if end > first {
+            replace_tail(self.tree, self.pools, self.config, nodes[first]); // what follows the others is as new
+        }
+        for block in first..end {
             self.store(block, GroupId::FIRST);
         }
     }
@@ -143,10 +148,14 @@ impl Publication<'_> {
             }
         };
         sequence.nodes.push(node);
+        let was_whole = is_whole(self.tree, self.config, node);
         for group in self.config.group_ids() {
             if self.sequence.offers(block, group, self.config) {
                 self.publish_page(block, node, group);
             }
+        }
+        if !was_whole && is_whole(self.tree, self.config, node) {
+            replace_tail(self.tree, self.pools, self.config, node);
         }
     }
 

@@ -122,7 +122,13 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.epoch == self.epoch) else {
             return;
         };
-        let SessionHint::ResumeSoon(hint) = hint else { return self.give_up_own(slot) };
+        let SessionHint::ResumeSoon(hint) = hint else {
+            self.give_up_own(slot);
+            if let Some(sequence) = self.slots.get_mut(slot) {
+                sequence.over = true;
+            }
+            return;
+        };
         let lead = self.config.lead();
         for group in self.config.group_ids() {
             let pages = sequence.nodes.iter().filter_map(|&node| self.tree.page(node, group));

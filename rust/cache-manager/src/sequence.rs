@@ -5,7 +5,7 @@ use crate::retention::BlockRetention;
 use crate::row::Row;
 use crate::suspension::Suspension;
 use block_hash::{Chain, ExtraKeys, Guards, Token};
-use block_pool::{GroupId, Step};
+use block_pool::{GroupId, PageId, Step};
 use radix_tree::{NamespaceId, NamespaceKey, NodeId, PrefixTree};
 use smallvec::{SmallVec, smallvec};
 use std::collections::VecDeque;
@@ -79,6 +79,8 @@ pub struct Released {
     pub extras: ExtraKeys,
     /// Tokens of its last admission that came from the cache.
     pub cached: u32,
+    /// The page of its last block in the first group, if the block is stored though it is not full.
+    pub tail: Option<PageId>,
 }
 
 /// A part of the sequence that one forward computes.
@@ -154,6 +156,8 @@ pub(crate) struct Sequence {
     /// Length of the prompt; after a preemption, of all that must be computed again.
     pub(crate) prompt_end: u32,
     pub(crate) cached: u32,
+    /// Its session is over: what it has not filled is not stored.
+    pub(crate) over: bool,
     /// Counted as admitted.
     pub(crate) admitted: bool,
     /// Blocks on the way from another tier; the request waits for them.
@@ -216,6 +220,7 @@ impl Sequence {
             position: 0,
             prompt_end,
             cached: 0,
+            over: false,
             admitted: false,
             load: None,
             load_failed: false,
@@ -299,6 +304,7 @@ impl Sequence {
             position,
             prompt_end,
             cached,
+            over,
             admitted,
             load,
             load_failed,
@@ -313,7 +319,8 @@ impl Sequence {
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
         (no_read, no_store, drafts, beams, dummy, rows, exposed, namespace, epoch).hash(hasher);
         (nodes, anchored, end, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
-        (admitted, load, load_failed, suspension, steps_out, dropped, interrupted, last_step).hash(hasher);
+        (over, admitted, load, load_failed, suspension, steps_out, dropped, interrupted, last_step)
+            .hash(hasher);
     }
 
     /// Takes a token whose step was dropped meanwhile; true when the token was one of these.
@@ -383,6 +390,6 @@ impl Sequence {
 
     /// What the request gets back when it ends.
     pub(crate) fn released(self) -> Released {
-        Released { tokens: self.tokens, extras: self.extras, cached: self.cached }
+        Released { tokens: self.tokens, extras: self.extras, cached: self.cached, tail: None }
     }
 }

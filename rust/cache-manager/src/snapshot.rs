@@ -29,8 +29,11 @@ impl Ledger {
         let tree = &self.tree;
         let lead = self.config.lead();
         let pool = &self.pools[lead];
-        let cached: Vec<(NodeId, PageId)> =
-            tree.iter().filter_map(|node| tree.page(node, lead).map(|page| (node, page))).collect();
+        let cached: Vec<(NodeId, PageId)> = tree
+            .iter()
+            .filter(|&node| !tree.is_tail(node))
+            .filter_map(|node| tree.page(node, lead).map(|page| (node, page)))
+            .collect();
         // A run goes on with the first child that is alike; the other children start runs of their own.
         let mut next: HashMap<NodeId, NodeId> = HashMap::new();
         let mut places = Places::default();

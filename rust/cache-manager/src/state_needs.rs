@@ -26,7 +26,7 @@ impl Ledger {
         let copies = self.goes_on_from_copy(sequence, group, forward.start, !next.hit.is_empty(), leaving);
         let again = two_steps && self.is_snapshot(sequence, group, forward.end);
         let mut pages = i64::from(Ledger::new_state(forward.start) + u32::from(copies) + u32::from(again));
-        let change = Change { sequence, hit: &next.hit, start: forward.start };
+        let change = Change { sequence, hit: &next.hit, start: forward.start, part: None };
         change.pages(&self.config, &mut self.pools, found, group, |_, _, gains| {
             pages += if gains { 1 } else { -1 };
         });

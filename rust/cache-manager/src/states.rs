@@ -152,7 +152,7 @@ impl Ledger {
                     row.replace(from, PageId::NULL);
                     pool.release(source, self.step);
                 }
-                self.page_copies.push(PageCopy { group, source, destination: fresh });
+                self.page_copies.push(PageCopy { group, source, destination: fresh, before: self.step });
                 self.counters.page_copies += 1;
                 fresh
             }

@@ -63,6 +63,9 @@ impl Ledger {
             self.events.removed(key);
             self.evicted.add(key, self.step);
         }
+        if key.is_none() {
+            self.drop_tail(node); // of no use without one of its pages
+        }
         self.counters.evictions += 1;
         self.counters.residency.add(self.step.0 - self.pools[group].published(page).0);
     }

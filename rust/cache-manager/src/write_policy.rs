@@ -48,9 +48,12 @@ pub(crate) struct Demotion {
 }
 
 impl Demotion {
-    /// `page` now holds this block.
-    fn published(&mut self, page: PageId, block: Option<(BlockKey, Place)>) {
+    /// `page` now holds this block; none, what no other tier is to have.
+    pub(crate) fn published(&mut self, page: PageId, block: Option<(BlockKey, Place)>) {
         if self.blocks.len() <= page.index() {
+            if block.is_none() {
+                return;
+            }
             self.blocks.resize(page.index() + 1, None);
         }
         self.blocks[page.index()] = block;

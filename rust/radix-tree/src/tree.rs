@@ -83,6 +83,12 @@ impl PrefixTree {
         self.table.len() + self.tails
     }
 
+    /// Tails in the tree.
+    #[inline]
+    pub fn tails(&self) -> usize {
+        self.tails
+    }
+
     /// Whether the tree has no node.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -265,6 +265,7 @@ fn a_planned_copy_that_does_not_pin_is_found() {
             group: GroupId::FIRST,
             source: PageId(2),
             destination: PageId(3),
+            before: Step(1),
         });
     });
     assert_eq!(found, page(2, "counts 0 pins, copies hold 1"));

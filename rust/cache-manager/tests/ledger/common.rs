@@ -8,8 +8,9 @@ use radix_tree::NamespaceKey;
 /// Tokens a page in most tests.
 pub(crate) const PAGE: u32 = 4;
 
+/// Only full blocks are found, as most tests count them.
 pub(crate) fn config(pages: u32) -> LedgerConfig {
-    LedgerConfig::new(PAGE, pages)
+    LedgerConfig { partial_reuse: false, ..LedgerConfig::new(PAGE, pages) }
 }
 
 pub(crate) fn private(pages: u32) -> LedgerConfig {
@@ -58,8 +59,16 @@ pub(crate) fn computed(ledger: &mut Ledger, tokens: &[Token]) -> SlotId {
 /// Computes what the request has left, and delivers it.
 pub(crate) fn forward(ledger: &mut Ledger, slot: SlotId) {
     ledger.alloc(&[slot], &[]).expect("there is room");
+    copy_pages(ledger);
     ledger.close_step();
     ledger.step(&[slot], &[], None).expect("the step is out");
+}
+
+/// Takes the page copies that go before the next forward, as (source, destination) of all groups.
+pub(crate) fn copy_pages(ledger: &mut Ledger) -> Vec<(u32, u32)> {
+    let groups: Vec<GroupId> = ledger.pools().groups().collect();
+    let copies = groups.into_iter().flat_map(|group| ledger.take_page_copies(group));
+    copies.map(|copy| (copy.source.0, copy.destination.0)).collect()
 }
 
 /// The copies ended well.

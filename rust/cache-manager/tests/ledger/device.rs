@@ -108,7 +108,7 @@ impl Device {
     /// drafts, then reads of every row what its computed tokens read.
     pub(crate) fn run_one(&mut self) -> Result<(), String> {
         let Some(Forward { step, copies, batch }) = self.stream.pop_front() else { return Ok(()) };
-        for PageCopy { group, source, destination } in copies {
+        for PageCopy { group, source, destination, .. } in copies {
             let kv = self.page(group, source).to_vec();
             let start = destination.index() * self.page_size;
             (start..).zip(kv).for_each(|(cell, kv)| self.write(group.index(), cell, kv));

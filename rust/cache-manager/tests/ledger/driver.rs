@@ -105,6 +105,9 @@ impl Driver {
             page_size: 1 + random.below(4) as u32,
             on_duplicate: if random.one_in(2) { OnDuplicate::Private } else { OnDuplicate::Adopt },
             reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
+            partial_reuse: !random.one_in(4),
+            copy_on_partial_reuse: !random.one_in(4),
+            store_partial_tails: !random.one_in(4),
             ..config(5 + random.below(16) as u32)
         };
         Driver::with(config, random, mover)
@@ -132,6 +135,9 @@ impl Driver {
             huge_pages,
             on_duplicate: if random.one_in(2) { OnDuplicate::Private } else { OnDuplicate::Adopt },
             reserve: if random.one_in(4) { Reserve::Prompt } else { Reserve::Chunk },
+            partial_reuse: !random.one_in(4),
+            copy_on_partial_reuse: !random.one_in(4),
+            store_partial_tails: !random.one_in(4),
             max_seq_len: Some(1000),
             ..config(1)
         };

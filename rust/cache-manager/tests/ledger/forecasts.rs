@@ -1,6 +1,6 @@
 //! What is forecast for schedulers, against what `alloc` takes.
 
-use crate::common::{PAGE, claim, drafting, prompt};
+use crate::common::{PAGE, claim, config, drafting, prompt};
 use crate::driver::Random;
 use block_hash::Token;
 use block_pool::{GroupId, PageId, PageState};
@@ -351,7 +351,7 @@ impl Scene {
 
 #[test]
 fn a_new_prompt_needs_the_blocks_that_nobody_holds() {
-    let mut ledger = Ledger::new(LedgerConfig::new(PAGE, 20));
+    let mut ledger = Ledger::new(config(20));
     let tokens: Vec<Token> = (0..12).collect();
     let first = claim(&mut ledger, prompt(&tokens));
     assert_eq!(ledger.needed_blocks_one_step(&[first], Outlook::default()).unwrap(), [3]);
