@@ -241,6 +241,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: s.kv.reuse_adjusted_compute,
         lambda s: dict(batch=[s.idle], num_tokens=[1]),
     ),
+    "chunk_tokens": (lambda s: s.kv.chunk_tokens, lambda s: dict(batch=[s.idle], num_tokens=[1])),
     "get_request_kv_block_budget": (
         lambda s: s.kv.get_request_kv_block_budget,
         lambda s: dict(ctx=s.idle),
