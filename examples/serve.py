@@ -132,8 +132,8 @@ def make_cache(
 
 def pool_pages(config: ModelConfig, options: argparse.Namespace) -> dict[str, int]:
     """Usable pages of each group; a model with one has "full" alone, of layers that see all tokens."""
-    pages = {"full": options.pages, "sliding": options.sliding_pages, "mamba": options.state_pages}
-    return {name: pages[name] for name in (group or "full" for group in config.groups)}
+    named = {"full": "pages", "sliding": "sliding_pages", "mamba": "state_pages"}
+    return {name: getattr(options, named[name]) for name in (group or "full" for group in config.groups)}
 
 
 def snapshot_interval(options: argparse.Namespace) -> int:

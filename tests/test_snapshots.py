@@ -9,7 +9,7 @@ import pytest
 
 import pagekeeper as pk
 from model.engine import claimed, hit
-from model.grouped import grouped, rows, used
+from model.grouped import grouped, next_to_go, rows, used
 from pagekeeper.params import FullAttention, Recurrent, Scratch, SlidingWindow
 
 EVERY_8 = Recurrent(8, save_last_snapshot=False)
@@ -122,6 +122,88 @@ def test_without_reuse_each_request_has_one_page_of_states_for_life() -> None:
         kv.alloc(claimed(kv, [1]))
 
 
+# Where chunks end
+
+
+def chunks(kv: pk.PagedKVCacheManager, ctx: pk.TextContext, budget: int | None = None) -> list[int]:
+    """The chunks in which the request's tokens are computed, by the manager's word."""
+    sizes = []
+    while ctx.processed_length < len(ctx):
+        sizes.append(kv.chunk_tokens(ctx, num_tokens=budget))
+        forward(kv, ctx, sizes[-1])
+        assert ctx.processed_length == sum(sizes) + ctx.cached_prefix_length
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("states", "budget", "sizes"),
+    [
+        (EVERY_8, None, [8, 8, 8, 6]),
+        (EVERY_8, 5, [5, 3, 5, 3, 5, 3, 5, 1]),
+        (AND_LAST, None, [8, 8, 8, 4, 2]),  # 28 is the last page boundary that is at most 29
+        (Recurrent(), None, [28, 2]),
+        (Recurrent(save_last_snapshot=False), 20, [20, 10]),
+        (Scratch(), 20, [20, 10]),
+    ],
+)
+def test_chunks_go_to_the_next_snapshot_at_most(states: Any, budget: int | None, sizes: list[int]) -> None:
+    kv = manager(states)
+    ctx = claimed(kv, range(30))
+    assert chunks(kv, ctx, budget) == sizes
+    ctx.update(1)
+    assert kv.chunk_tokens(ctx) == 1
+
+
+@pytest.mark.parametrize(("states", "tokens"), [(EVERY_8, 8), (Recurrent(), 0), (Scratch(), 0)])
+def test_the_manager_says_at_which_multiples_chunks_should_end(states: Any, tokens: int) -> None:
+    assert manager(states).chunk_alignment_tokens == tokens
+    assert manager(states, enable_prefix_caching=False).chunk_alignment_tokens == 0
+
+
+def test_a_chunk_behind_a_hit_goes_from_where_the_hit_ends() -> None:
+    kv = manager(AND_LAST)
+    stored(kv, 30, 8, 8, 8, 4, 2)
+    alike = claimed(kv, range(40))
+    other = claimed(kv, [*range(10), *range(100, 120)])
+    assert kv.chunk_tokens([alike, other]).tolist() == [4, 8]  # from 28, and from 8
+    assert kv.chunk_tokens([alike, other], num_tokens=[3, 9]).tolist() == [3, 8]
+    assert chunks(kv, alike) == [4, 4, 4]
+
+
+def test_groups_of_states_take_snapshots_together() -> None:
+    kv = manager(EVERY_8, others={"more": Recurrent(12)})
+    ctx = claimed(kv, range(30))
+    # The first group has none at 28, the second none at 8.
+    assert (kv.chunk_alignment_tokens, chunks(kv, ctx)) == (24, [24, 6])
+    kv.release(ctx)
+    assert hit(kv, range(30)) == 24
+
+
+@pytest.mark.parametrize("options", [{"no_store": True}, {"enable_prefix_caching": False}])
+def test_who_leaves_nothing_to_others_computes_as_much_as_it_may(options: Any) -> None:
+    no_store = options.pop("no_store", False)
+    kv = manager(**options)
+    ctx = claimed(kv, range(30), no_store=no_store)
+    assert chunks(kv, ctx, 20) == [20, 10]
+
+
+# Drafts
+
+
+def test_drafts_are_refused_where_a_group_keeps_states() -> None:
+    kv = manager()
+    before = kv.fingerprint()
+    with pytest.raises(
+        ValueError, match="num_draft_tokens=2: must be 0: a group keeps states, which rejected drafts"
+    ):
+        kv.claim(pk.TextContext("a", [1, 2], num_draft_tokens=2))
+    assert kv.fingerprint() == before
+    kv.claim(pk.TextContext("a", [1, 2]))
+    grouped({"full": FullAttention(), "scratch": Scratch()}).claim(
+        pk.TextContext("a", [1, 2], num_draft_tokens=2)
+    )
+
+
 # Where others go on
 
 
@@ -214,6 +296,23 @@ def test_a_window_a_state_and_full_attention_go_on_where_all_of_them_can() -> No
     kv.alloc(thief)
     carried_out(kv)
     assert [hit(kv, range(length)) for length in (9, 17, 25)] == [0, 16, 24]
+
+
+def test_a_live_state_goes_before_shallow_snapshots_and_these_before_deep_ones() -> None:
+    kv = manager()
+    ctx = claimed(kv, range(22))
+    forward(kv, ctx, 8, 8, 6)
+    kv.release(ctx)
+    # Pages in the order of the steps: after 8, 16 and 22 tokens. Blocks of full attention go tail first.
+    assert next_to_go(kv) == [[6, 5, 4, 3, 2, 1], [3, 1, 2]]
+
+
+def test_a_request_that_holds_a_snapshot_as_its_state_leaves_it_behind_the_shallow_ones() -> None:
+    kv = manager()
+    ctx = claimed(kv, range(16))
+    forward(kv, ctx, 8, 8)
+    kv.release(ctx)
+    assert next_to_go(kv)[1] == [1, 2]
 
 
 # Room
