@@ -85,10 +85,10 @@ def greedy_without_a_cache(model: Model, prompt: tuple[int, ...], max_new_tokens
             torch.empty((1, 2, length, config.num_kv_heads, config.head_dim), dtype=DTYPE)
             for _ in range(config.num_layers)
         ]
-        for layer in config.groups.get("mamba", []) if config.mamba else []:
-            pages[layer] = [
-                torch.zeros((1, *state.shape), dtype=DTYPE) for state in config.mamba.states(DTYPE)
-            ]
+        if config.mamba is not None:
+            for layer in config.groups["mamba"]:
+                kept = config.mamba.states(DTYPE)
+                pages[layer] = [torch.zeros((1, *state.shape), dtype=DTYPE) for state in kept]
         of_layers = [tables if isinstance(page, torch.Tensor) else states for page in pages]
         hidden = model.forward(torch.tensor(tokens), torch.arange(length), of_layers, pages)
         tokens.append(int(model.logits(hidden[-1:]).argmax()))
