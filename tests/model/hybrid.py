@@ -122,7 +122,9 @@ class Session:
             "enable_partial_reuse": choose([True, True, True, False]),
             "copy_on_partial_reuse": choose([True, True, True, False]),
         }
-        self.parts = behaviour["enable_partial_reuse"] and not states
+        self.parts = behaviour["enable_partial_reuse"] and not any(
+            isinstance(group.kind, Recurrent) for group in self.states
+        )
         options = {"max_num_input_tokens": choose([None, 5, 12]), "reserve": choose(["chunk", "prompt"])}
         self.trace = [f"page_size={self.page_size} {behaviour} {options} {every}"]
         params: Any = {group.name: group.params(self.page_size, **behaviour) for group in every}

@@ -97,7 +97,9 @@ class Planning(Parts, States):
         """
         pool = self.pools[group]
         room, hits, given_back = pool.free, set[int](), set[int]()
-        part = {plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part}
+        part = {
+            plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part and pool.has_blocks
+        }
         kept = {page for plan in plans for page in plan.hits[group].values()} | set(part.values())
         first = None
         for index, plan in enumerate(plans):
@@ -115,7 +117,7 @@ class Planning(Parts, States):
         A part behind the last full block may leave less to need.
         """
         hits, given_back = plan.hits[group], plan.given_back[group]
-        if plan.part is None:
+        if plan.part is None or not self.pools[group].has_blocks:
             return list(hits.values()), given_back
         behind = blocks_behind(self.pools[group].kind, plan.start, self.page_size)
         row = plan.request.rows[group]

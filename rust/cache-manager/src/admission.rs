@@ -196,6 +196,7 @@ impl Ledger {
                     }
                 }
                 if plan.partial.is_some_and(|partial| !partial.takes_over)
+                    && self.config.kind(group).has_blocks()
                     && let Some(copy) = copies.next()
                 {
                     self.copy_part(plan.slot, (plan.start / self.config.page_size) as usize, copy);

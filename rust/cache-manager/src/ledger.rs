@@ -89,7 +89,8 @@ impl Ledger {
         let pages: usize = pools.groups().map(|group| pools[group].total() as usize).sum();
         let blocks = if config.prefix_caching { pages } else { 0 };
         Ledger {
-            tree: PrefixTree::new(config.page_size as usize, blocks, config.groups.len() as u8),
+            tree: PrefixTree::new(config.page_size as usize, blocks, config.groups.len() as u8)
+                .found_by(config.first_of_blocks()),
             pools,
             slots: Slots::default(),
             taken: Vec::new(),

@@ -241,9 +241,8 @@ impl Ledger {
                 }
             }
             if let Some(partial) = plan.partial {
-                let (groups, Scratch { plans, pages, taken_over, .. }) =
-                    (self.config.groups.len(), &mut *scratch);
-                partial.enter(index, groups, plans, pages, taken_over);
+                let Scratch { plans, pages, taken_over, .. } = &mut *scratch;
+                partial.enter(index, &self.config, plans, pages, taken_over);
             }
             scratch.plans.push(plan);
         }
