@@ -9,7 +9,7 @@ from model.copying import Copying
 from model.pool import NULL, Content, Group, Pool
 from model.requests import Part, Plan, Request
 from model.tails import is_plain
-from model.windows import Recurrent, Scratch, blocks_behind
+from model.windows import Lasting, Recurrent, blocks_behind
 
 
 class Parts(Copying):
@@ -129,7 +129,7 @@ class Parts(Copying):
     def slide(self, request: Request, position: int) -> None:
         """Gives back what no token from `position` on reads."""
         for pool, row in zip(self.pools, request.rows, strict=True):
-            if isinstance(pool.kind, Scratch):
+            if isinstance(pool.kind, Lasting):
                 continue
             for block in sorted(blocks_behind(pool.kind, position, self.page_size)):
                 if row[block]:

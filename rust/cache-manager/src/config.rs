@@ -162,6 +162,11 @@ impl LedgerConfig {
         self.groups.iter().any(|group| group.kind.is_recurrent())
     }
 
+    /// Whether a group reads what an encoder made.
+    pub(crate) fn has_cross(&self) -> bool {
+        self.groups.iter().any(|group| group.kind == GroupKind::Cross)
+    }
+
     /// Tokens at whose multiples every group with states keeps a snapshot; 0 without such groups, or if one keeps none
     /// on the way.
     pub fn chunk_alignment(&self) -> u32 {
