@@ -3,6 +3,7 @@
 Pages have 4 tokens. What an encoder was given is named by an item on the first token.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import pagekeeper as pk
 from model.engine import claimed, compute
 from model.grouped import grouped, rows, used
-from pagekeeper.params import CrossAttention, FullAttention, Recurrent, SlidingWindow
+from pagekeeper.params import CrossAttention, FullAttention, MultiKVCacheParams, Recurrent, SlidingWindow
 
 AUDIO, OTHER_AUDIO = [(bytes([1]) * 32, 0, 1)], [(bytes([2]) * 32, 0, 1)]
 PAGES = {"full": 40, "cross": 10}
@@ -127,6 +128,31 @@ def test_a_length_that_is_none_is_refused(length: Any) -> None:
         pk.TextContext("a", [1], encoder_length=length)
 
 
+def test_an_engines_own_request_says_how_long_its_encoders_output_is() -> None:
+    kv = manager()
+    slot = kv.claim(SimpleNamespace(request_id="a", tokens=[1, 2], encoder_length=9))
+    kv.alloc(np.array([slot], np.int32))
+    assert used(kv) == {"full": 1, "cross": 3}
+
+
+def test_an_encoders_pages_may_lie_in_memory_that_groups_share() -> None:
+    shape: dict[str, Any] = {"dtype": "float32", "head_dim": 8, "num_layers": 1, "page_size": 4}
+    full = pk.MHAKVCacheParams(**shape, n_kv_heads=1)
+    cross = pk.MHAKVCacheParams(**shape, n_kv_heads=2, kind=CrossAttention())
+    params = MultiKVCacheParams({"full": full, "cross": cross})
+    # Pages of 256 and 512 bytes: two of the first in a huge page, of which one is the null one.
+    kv = pk.PagedKVCacheManager(params, available_bytes=7 * 512, max_batch_size=2, allocate_pools=False)
+    ctx = asked(kv)
+    compute(kv, ctx)
+    assert kv.block_count() == pk.BlockCount(6 - 2 - 3, 6)
+    with pytest.raises(pk.InsufficientBlocksError):
+        kv.alloc(asked(kv, range(50, 53), encoder=5))
+    kv.verify()
+    kv.release(ctx)
+    kv.alloc(asked(kv, range(50, 53), encoder=20))
+    kv.verify()
+
+
 # Forks
 
 
@@ -177,6 +203,20 @@ def test_who_does_not_name_it_neither_reads_nor_stores(encoder: int | None, item
         assert ctx.cached_prefix_length == 0
         kv.release(ctx)
     assert kv.metrics()["cached_blocks"] == 0
+
+
+def test_who_loses_the_token_that_names_it_is_private_from_then_on() -> None:
+    kv = manager()
+    ctx = asked(kv, mm_items=AUDIO)
+    compute(kv, ctx)
+    ctx.truncate(0)
+    for token in range(10):
+        ctx.update(token)
+    compute(kv, ctx)
+    kv.release(ctx)
+    assert kv.metrics()["cached_blocks"] == 2  # of before
+    assert reused(kv, range(10), None) == 0
+    assert reused(kv, range(10), 9, mm_items=AUDIO) == 8
 
 
 def test_without_an_encoder_prompts_are_shared_as_ever() -> None:
