@@ -1,11 +1,12 @@
 """A configuration from a command line, the environment and a file, and where each of its values is from.
 
-The readers are those of pydantic-settings. It takes long to import, so the package loads it when a
-configuration is read, and not before.
+The command line and the environment are read by pydantic-settings. It takes long to import, so the package
+loads it when a configuration is read, and not before.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -21,10 +22,8 @@ from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
     EnvSettingsSource,
-    JsonConfigSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    YamlConfigSettingsSource,
 )
 
 from pagekeeper.config_document import descriptions
@@ -142,7 +141,7 @@ def _environment(cls: type[Configuration]) -> dict[str, _Value]:
 
 def _from_texts(cls: type[Configuration], texts: Mapping[str, Any], origin: Any) -> dict[str, _Value]:
     return {
-        name: _Value(cls.from_text(name, text), f"from {origin(name)}")
+        name: _Value(None if text is None else cls.from_text(name, text), f"from {origin(name)}")
         for name, text in texts.items()
         if name in cls.model_fields
     }
@@ -154,11 +153,9 @@ def _file(name: str | None) -> dict[str, _Value]:
     if not Path(name).is_file():
         raise ValueError(f"--config {shown(name)}: there is no such file")
     try:
-        if name.lower().endswith(".json"):
-            content: object = JsonConfigSettingsSource(_Settings, json_file=name).json_data
-        else:
-            content = YamlConfigSettingsSource(_Settings, yaml_file=name).yaml_data
-    except (ValueError, TypeError, AttributeError, OSError, yaml.YAMLError, SettingsError) as error:
+        text = Path(name).read_text(encoding="utf-8")
+        content: object = json.loads(text) if name.lower().endswith(".json") else yaml.safe_load(text)
+    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"--config {shown(name)}: cannot be read as YAML or JSON: {error}") from None
     content = {} if content is None else content
     if not isinstance(content, dict):

@@ -135,6 +135,7 @@ PARAMS: Arguments = dict(
     selective_min_priority=1,
     secondary_offload_min_priority=35,
     kv_connector_config="null",
+    max_tokens=4096,
 )
 MLA_PARAMS: Arguments = {
     name: value
@@ -538,6 +539,7 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "model_name": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
     "weights_revision": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
     "kv_connector_config": fixed(without(WORD, "None") | {"True": True, "a long field": {LONG: 1}}),
+    "max_tokens": fixed(SIZE),
     "type": fixed(without(WORD, "None")),
     "host_offload_max_gb": fixed(GIBIBYTES | {"0": 0}),
     "disk_offload_dir": fixed(ADDRESS),

@@ -55,6 +55,11 @@ class CachePlan:
         return dict(zip(self.groups, self.memory.usable_pages, strict=True))
 
     @property
+    def is_shared(self) -> bool:
+        """Whether groups share memory."""
+        return self.memory.huge_pages is not None
+
+    @property
     def pool_bytes(self) -> int:
         """Bytes of the pools, null pages included."""
         if self.memory.huge_pages is not None:
@@ -85,8 +90,8 @@ class CachePlan:
     def concurrency(self, tokens: int) -> int:
         """Requests that there is room for at a time.
 
-        Where groups share memory, and blocks are cached that lie scattered over it, one may have to be preempted
-        on the way.
+        Where groups share memory, and blocks are cached that lie scattered over it, one may have to be
+        preempted on the way.
 
         Args:
             tokens: the length of each.
@@ -284,8 +289,7 @@ def _parse_mix(given: object) -> dict[int, float]:
     lengths = {whole_number(length, "length_mix"): finite_number(weight) for length, weight in mix.items()}
     if not lengths or not all(weight >= 0 for weight in lengths.values()) or sum(lengths.values()) == 0:
         raise ValueError(
-            f"length_mix={shown(given)}: must be a mapping of tokens to weights from 0, of which one at least "
-            "is above 0"
+            f"length_mix={shown(given)}: must be a mapping of tokens to weights from 0, one above 0"
         )
     return lengths
 

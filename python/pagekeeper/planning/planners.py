@@ -23,7 +23,7 @@ class ModelConfig(Protocol):
 
 @runtime_checkable
 class ModelConfigWithKVCache(ModelConfig, Protocol):
-    """What it asks of one that has a cache."""
+    """What a planner asks of the configuration of a model that has a cache."""
 
     def get_kv_params(self) -> KVCacheParams | MultiKVCacheParams:
         """The parameters of the cache on each device."""
