@@ -1,4 +1,4 @@
-"""Writes configuration.md from the configurations themselves. `make docs` runs it; a test compares the two."""
+"""Writes configuration.md from the configurations themselves. Run by `make docs`; a test compares them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def document() -> str:
         (KVCacheConfig, "How a cache behaves, and how it is sized."),
         (
             KVConnectorConfig,
-            "The value of `kv_connector_config`: a tier's sizes and ways. [tiers.md](tiers.md) is about them.",
+            "The value of `kv_connector_config`. [tiers.md](tiers.md) is about tiers.",
         ),
     ):
         parts.append(f"\n## {cls.__name__}\n\n{about}\n\n" + "\n".join(table(cls)) + "\n")

@@ -405,7 +405,7 @@ def test_shares_that_are_not_one_for_each_group_are_refused_with_the_groups() ->
     groups = {"full": config.to_params(**SHAPE), "sliding": config.to_params(kind=SlidingWindow(64), **SHAPE)}
     with pytest.raises(
         ValueError,
-        match=r"one number for each of the groups 'sliding' \(sliding_window\(64\)\), 'full' \(full\)",
+        match=r"one for each of the groups 'sliding' \(sliding_window\(64\)\), 'full' \(full\)",
     ):
         config.to_multi_params(groups)
 
@@ -444,6 +444,4 @@ def test_a_window_of_no_token_is_refused_and_one_beyond_all_sequences_reads_all_
     kv = pk.load_kv_manager(params, 2, 512, None, 2**30, allocate_pools=False)
     assert isinstance(kv.params, MHAKVCacheParams)
     assert kv.params.kind == FullAttention()
-    assert not isinstance(
-        pk.load_kv_manager(params, 2, 513, None, 2**30, allocate_pools=False).params.kind, FullAttention
-    )
+    assert pk.load_kv_manager(params, 2, 513, None, 2**30, allocate_pools=False).params == params

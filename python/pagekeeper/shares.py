@@ -40,8 +40,8 @@ def shares_of(params: MultiKVCacheParams) -> dict[str, Fraction]:
         except ValueError as error:
             raise ValueError(f"{SHARES_VARIABLE}={shown(given)}: {error}") from None
     return {
-        name: Fraction(share)
-        for name, share in zip(params.by_window, shares or [1] * len(params), strict=True)
+        name: Fraction(repr(share))  # as it is written: 0.1 is a tenth
+        for name, share in zip(params.by_window, shares or [1.0] * len(params), strict=True)
     }
 
 

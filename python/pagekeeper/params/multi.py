@@ -151,10 +151,16 @@ def parse_shares(value: object, groups: MultiKVCacheParams) -> tuple[float, ...]
     Raises:
         ValueError: something else; the message shows the groups.
     """
-    shares = parse_share_list(value)
+    try:
+        shares = parse_share_list(value)
+    except ValueError:
+        shares = ()
     if len(shares) != len(groups):
         named = ", ".join(f"{name!r} ({groups[name].group_id})" for name in groups.by_window)
-        raise ValueError(f"must have one number for each of the groups {named}, in this order")
+        raise ValueError(
+            f"must be numbers from 0 to 1, one above 0 at least: one for each of the groups {named}, "
+            "in this order"
+        )
     return shares
 
 
