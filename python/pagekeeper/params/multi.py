@@ -121,9 +121,9 @@ class MultiKVCacheParams(CommonKVCacheParams, Mapping[str, KVCacheParams]):
 
     @property
     def chunk_alignment_tokens(self) -> int:
-        """Tokens at whose multiples all groups with states take snapshots; 0 if there are none."""
-        intervals = [group.chunk_alignment_tokens for group in self.values()]
-        return math.lcm(*(tokens for tokens in intervals if tokens)) if any(intervals) else 0
+        """Tokens at whose multiples all groups with states take snapshots; 0 if one takes none."""
+        states = [group for group in self.values() if isinstance(group.kind, Recurrent)]
+        return math.lcm(*(group.chunk_alignment_tokens for group in states)) if states else 0
 
 
 def _pairs(groups: object) -> list[tuple[str, KVCacheParams]]:
