@@ -52,7 +52,7 @@ def test_the_examples_of_a_document_run_from_top_to_bottom_and_print_what_it_say
 @pytest.mark.parametrize("document", ["README.md", "docs/tiers.md"])
 def test_the_replay_in_a_document_gives_the_figures_below_it(document: str) -> None:
     path = ROOT / document
-    (command,) = (source for _, source in fenced(path, "sh") if source.startswith("pagekeeper "))
+    (command,) = (source for _, source in fenced(path, "sh") if source.startswith("pagekeeper replay "))
     ((_, figures),) = fenced(path, "text")
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, command.split()[1:])
     printed = [
