@@ -47,8 +47,8 @@ if TYPE_CHECKING:
         ModelConfigWithKVCache,
         PagedMemoryPlanner,
         calculate_max_num_blocks,
-        load_kv_manager,
     )
+    from pagekeeper.planning.load import load_kv_manager
     from pagekeeper.resource_manager import KVCacheResourceManager
     from pagekeeper.retention import RetentionConfig, TokenRangeRetention
     from pagekeeper.tables import KVCacheInputs
@@ -102,7 +102,7 @@ _HOMES = {
     "calculate_max_num_blocks": "planning",
     "hash_blocks": "hashing",
     "hash_blocks_batch": "hashing",
-    "load_kv_manager": "planning",
+    "load_kv_manager": "planning.load",
 }
 
 __all__ = [

@@ -1,6 +1,8 @@
-"""Whether a cache fits, before it is made: the memory for it, how it is divided, what there is room for."""
+"""Whether a cache fits, before it is made: the memory for it, how it is divided, what there is room for.
 
-from pagekeeper.planning.load import load_kv_manager
+`pagekeeper.load_kv_manager` then makes it.
+"""
+
 from pagekeeper.planning.plan import CachePlan, calculate_max_num_blocks, plan_cache
 from pagekeeper.planning.planners import (
     MemoryPlanner,
@@ -16,6 +18,5 @@ __all__ = [
     "ModelConfigWithKVCache",
     "PagedMemoryPlanner",
     "calculate_max_num_blocks",
-    "load_kv_manager",
     "plan_cache",
 ]
