@@ -90,9 +90,12 @@ def test_devices_without_memory_give_a_mock_of_a_manager() -> None:
         ({"page_size_multiple_of": 0}, "page_size_multiple_of=0: must be a whole number from 1"),
         (
             {"page_size_multiple_of": 128},
-            r"page_size=16: must be a multiple of 128, as the kernels' pages are \(try 128\)",
+            r"page_size=16: must be a multiple of page_size_multiple_of=128, as .* \(try 128\)",
         ),
-        ({"page_size_multiple_of": 5}, r"page_size=16: must be a multiple of 5, .*\(try 15 or 20\)"),
+        (
+            {"page_size_multiple_of": 5},
+            r"page_size=16: must be a multiple of page_size_multiple_of=5, .*\(try 15 or 20\)",
+        ),
         ({"is_di_enabled": True}, "is_di_enabled=True: must be False"),
         ({"layout": "heap"}, "layout='heap': must be one of 'auto', 'jenga', 'paged'"),
         ({"max_seq_len": 99 * 16 + 1}, "max_seq_len=1585: one request takes more than there is"),

@@ -94,8 +94,8 @@ def load_kv_manager(
     if params.page_size % multiple:
         below, above = params.page_size // multiple * multiple, -(-params.page_size // multiple) * multiple
         raise ValueError(
-            f"page_size={params.page_size}: must be a multiple of {multiple}, as the kernels' pages are "
-            f"(try {f'{below} or ' if below else ''}{above})"
+            f"page_size={params.page_size}: must be a multiple of page_size_multiple_of={multiple}, as the "
+            f"kernels' pages are (try {f'{below} or ' if below else ''}{above})"
         )
     params = _with_layout(params, layout)
     plan = plan_cache(
