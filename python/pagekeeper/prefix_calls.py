@@ -379,7 +379,7 @@ class PrefixCalls:
         rows = self._core.take_events(timeout)
         if timeout > 0 and not self.params.event_buffer_max_size:
             raise ValueError(f"timeout={timeout}: events are off; set event_buffer_max_size in the params")
-        return from_native(rows)
+        return from_native(rows, self._groups.kinds)
 
     def event_snapshot(self) -> EventSnapshot:
         """What is cached now, as events, for whoever missed some. May be called from any thread.
@@ -388,7 +388,7 @@ class PrefixCalls:
         grows with the cache, which waits meanwhile.
         """
         last_event_id, rows = self._core.event_snapshot()
-        return EventSnapshot(last_event_id, tuple(from_native(rows)))
+        return EventSnapshot(last_event_id, tuple(from_native(rows, self._groups.kinds)))
 
     @property
     def hash_seed(self) -> str | None:

@@ -23,11 +23,11 @@ class Keeping(Tails):
         self.pools = [Pool(page_size, group, priority, scan_resistant=scan_resistant) for group in groups]
         leading = [pool for pool in self.pools if not isinstance(pool.kind, Scratch)]
         self.lead = next((pool for pool in leading if pool.keeps_all), leading[0])
-        """Of whose blocks the events tell."""
+        """Whose blocks are counted as the cache's."""
         self.requests: dict[object, Request] = {}
         self.pins: dict[int, list[dict[int, int]]] = {}
         """For each group the pages that a pin holds, by their blocks."""
-        self.told = Told()
+        self.told = Told(len(self.pools))
         self.counts: Counter[str] = Counter()
         """By the names of the manager's metrics."""
 
@@ -74,8 +74,8 @@ class Keeping(Tails):
         """Offers to the tree what is full, known and computed; gives the blocks that the lead has got."""
         computed = min(request.processed, len(request.known)) // self.page_size
         new: list[int] = []
-        run: list[Content] = []
-        priority = self.lead.default
+        runs: list[list[int]] = [[] for _ in self.pools]
+        """Blocks that each group has got, which are not told yet."""
         first = reused = request.offered
         for block in range(first, computed):
             content = request.content(block, self.page_size)
@@ -83,7 +83,7 @@ class Keeping(Tails):
             if self.is_remembered(content):
                 reused = block + 1
             was_whole = self.is_whole(content)
-            for pool, row in zip(self.pools, request.rows, strict=True):
+            for pool, row, run in zip(self.pools, request.rows, runs, strict=True):
                 if not self._offers(request, pool, block) or not row[block]:
                     continue
                 page = row[block]
@@ -93,24 +93,32 @@ class Keeping(Tails):
                 pool.store(content, page)
                 if kept is not None:
                     pool.retain(page, *kept)
-                if pool is not self.lead:
-                    continue
-                follows = bool(new) and new[-1] == block - 1 and priority == pool.priority[page]
-                if run and not follows:
-                    self.told.stored(run, priority)
-                    run = []
-                run.append(content)
-                priority = pool.priority[page]
-                new.append(block)
+                if run and (run[-1] != block - 1 or pool.priority[row[run[-1]]] != pool.priority[page]):
+                    self._tell(request, pool, run)
+                run.append(block)
+                if pool is self.lead:
+                    new.append(block)
             if not was_whole and self.is_whole(content):
                 self.replace_tail(content)
-        if run:
-            self.told.stored(run, priority)
+        for pool, run in zip(self.pools, runs, strict=True):
+            if run:
+                self._tell(request, pool, run)
         request.offered = max(first, computed)
         for pool in self.pools:
             self.mark_reused(request, pool, range(first, reused))
         self.counts["published_blocks"] += len(new)
         return new
+
+    def _tell(self, request: Request, pool: Pool, run: list[int]) -> None:
+        """Tells of blocks that a group has got, and of the block before them; of states, of the last that it has."""
+        contents = [request.content(block, self.page_size) for block in range(run[-1] + 1)]
+        before = contents[: run[0]]
+        if isinstance(pool.kind, Recurrent):
+            before = [content for content in before if content in pool.tree]
+        parent = before[-1] if before else None
+        priority = pool.priority[pool.tree[contents[-1]]]
+        self.told.stored(self.pools.index(pool), parent, contents[run[0] :], priority)
+        run.clear()
 
     def _offers(self, request: Request, pool: Pool, block: int) -> bool:
         """Whether the page of a block is for others too: of states the snapshots are."""
@@ -165,8 +173,7 @@ class Keeping(Tails):
         if kept is not None:
             before = pool.priority[page]
             pool.retain(page, *kept)
-            if pool is self.lead:
-                self.told.updated(pool.stored[page], before, kept.priority)
+            self.told.updated(self.pools.index(pool), pool.stored[page], before, kept.priority)
 
     def mark_reused(self, request: Request, pool: Pool, blocks: Collection[int]) -> None:
         """These of the request's blocks were asked for again; where all are needed, so were those above."""
@@ -176,10 +183,10 @@ class Keeping(Tails):
         pool.reused.update(page for block in blocks if (page := pages[block]) is not None)
 
     def tell_time(self, now: float) -> None:
-        for pool in self.pools:
+        for group, pool in enumerate(self.pools):
             for page, before in pool.tell_time(now):
-                if pool is self.lead and not self.is_tail(pool.stored[page]):
-                    self.told.updated(pool.stored[page], before, pool.default)
+                if not self.is_tail(pool.stored[page]):
+                    self.told.updated(group, pool.stored[page], before, pool.default)
 
     def resume_soon(self, names: Sequence[object], priority: int, seconds: float | None) -> None:
         """Their stored blocks are kept at this priority, but for those that are kept better already."""
@@ -265,7 +272,7 @@ class Keeping(Tails):
         prefix = tuple(tokens[: len(tokens) // self.page_size * self.page_size])
         forgotten = set[Content]()
         belows = [self._idle_below(pool, namespace, prefix) for pool in self.pools]
-        for pool, below, order in zip(self.pools, belows, orders, strict=True):
+        for group, (pool, below, order) in enumerate(zip(self.pools, belows, orders, strict=True)):
             loose = len(pool.loose)
             gone = [below[page] for page in order[loose : loose + len(below)]]
             for index, content in enumerate(gone):
@@ -273,8 +280,8 @@ class Keeping(Tails):
                     later[0] == namespace and later[1][: len(content[1])] == content[1]
                     for later in gone[index + 1 :]
                 )
-                if pool is self.lead and not self.is_tail(content):
-                    self.told.removed(content)
+                if not self.is_tail(content):
+                    self.told.removed(group, content)
                 pool.forget(pool.tree[content])
             forgotten.update(content for content in gone if not self.is_tail(content))
         self.counts["truncated_blocks"] += len(forgotten)
@@ -297,8 +304,8 @@ class Keeping(Tails):
         """
         self.counts["reset_blocks"] += len(self.blocks_in(self.lead))
         self.counts["resets"] += 1
-        for pool, order in zip(self.pools, orders, strict=True):
+        for group, (pool, order) in enumerate(zip(self.pools, orders, strict=True)):
             pool.forget_all(order)
-        self.told.cleared()
+            self.told.cleared(group)
         for request in self.requests.values():
             request.outdated = request.outdated or request.holds_pages or request.load is not None
