@@ -8,9 +8,9 @@ Ids are gapless. Whoever sees a gap has missed events that the full buffer dropp
     if not index.apply(kv.get_latest_events()):
         index.apply_snapshot(kv.event_snapshot())
 
-Each group of layers is told of by itself, because groups lose blocks apart: a window those that it has passed,
-a group of states all but its snapshots. Groups have numbers, in the order of the cache's parameters, and their
-first events say of which kind they are.
+Each group of layers is told of by itself, because groups lose blocks apart: a window those that it has
+passed, a group of states all but its snapshots. Groups have numbers, in the order of the cache's parameters,
+and their first events say of which kind they are.
 
 Blocks are named by the first 8 bytes of their hash, as a big-endian number. Salts and adapters are in the
 hash, so an index needs no namespaces; the salt itself is never told. Every manager has a stream of its own:
@@ -33,7 +33,7 @@ from pagekeeper.params.groups import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -75,8 +75,8 @@ class Created(_Event):
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
         page_size: tokens a block.
-        pages: pages of each tier that the group can use, the device first. Groups that share memory can use as
-            many only while the others use none.
+        pages: pages of each tier that the group can use, the device first. Groups that share memory can use
+            as many only while the others use none.
         kind: which blocks the group's layers read.
     """
 
@@ -267,8 +267,8 @@ class BlockIndex:
         """Leading blocks of a prompt that a request would reuse: those that every group can go on from.
 
         A cache does not reuse the block with a prompt's last token: leave its hash out to get what the cache
-        would answer. Where no group needs any block, as between two chunks of a model without other layers, the
-        cache may go on from more.
+        would answer. Where no group needs any block, as between two chunks of a model without other layers,
+        the cache may go on from more.
 
         Args:
             hashes: the hashes of the prompt's blocks in order, as bytes from `hash_blocks` or as numbers,
@@ -278,7 +278,7 @@ class BlockIndex:
             ValueError: bytes that are no hash.
         """
         groups = self._groups.values()
-        keys = map(block_key, hashes)
+        keys: Iterator[int] = map(block_key, hashes)
         if whole := [group.hashes for group in groups if isinstance(group.kind, FullAttention)]:
             keys = takewhile(lambda key: all(key in held for held in whole), keys)
         found = list(keys)
@@ -302,7 +302,9 @@ class BlockIndex:
         return frozenset().union(*held)
 
     def __len__(self) -> int:
-        return len(self.hashes())
+        """Blocks that any group has."""
+        groups = list(self._groups.values())
+        return len(groups[0].hashes if len(groups) == 1 else self.hashes())
 
     def _hold(self, event: Event) -> None:
         match event:
@@ -346,9 +348,7 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
-def from_native(
-    rows: Sequence[tuple[Any, ...]], kinds: Sequence[GroupKind], dp_rank: int = 0
-) -> list[Event]:
+def from_native(rows: Sequence[tuple[Any, ...]], kinds: Sequence[GroupKind], dp_rank: int = 0) -> list[Event]:
     """Events of one replica, whose groups are of these kinds, from the native (id, group, kind, fields...)."""
     windows = [KVCacheGroupId.of(kind).window_size for kind in kinds]
     events = []

@@ -1,4 +1,4 @@
-"""What the model tells of its cache, in the order in which it happens. Each event is one of a group, by its number."""
+"""What the model tells of its cache, each group by its number, in the order in which it happens."""
 
 from typing import NamedTuple
 

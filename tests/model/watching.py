@@ -107,8 +107,8 @@ class Watching(Stage):
     def check_answers(self) -> None:
         """The index finds of a prompt what the manager finds.
 
-        It may find less where no group needs a block, as of a chunk that ends there: no event tells which blocks
-        the manager remembers that no group has.
+        It may find less where no group needs a block, as of a chunk that ends there: no event tells which
+        blocks the manager remembers that no group has.
         """
         if self.params.event_buffer_max_size and self.tier is None:
             namespace, tokens, keys = self.prefix()
