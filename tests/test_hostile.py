@@ -20,7 +20,7 @@ import pagekeeper as pk
 from model.engine import claimed, compute, manager, prefilled, request, store
 
 PROMPT = list(range(10, 30))
-FORMS = ("max", "vllm", "flashinfer")
+FORMS = ("max", "vllm", "flashinfer", "tensorrt")
 
 
 def int32_at_odd_address(values: list[int]) -> Any:

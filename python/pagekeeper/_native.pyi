@@ -272,6 +272,17 @@ class Ledger:
         query_start_loc: NDArray[np.int32],
         group: int,
     ) -> BatchShape: ...
+    def write_tensorrt(
+        self,
+        batch: Batch,
+        memory: RowMemory,
+        pools: Sequence[NDArray[np.int32]],
+        apart: Sequence[int],
+        fields: int,
+        seq_lens: NDArray[np.int32],
+        query_start_loc: NDArray[np.int32],
+        group: int,
+    ) -> BatchShape: ...
     def write_flashinfer(
         self,
         batch: Batch,

@@ -349,7 +349,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def from_native(rows: Sequence[tuple[Any, ...]], kinds: Sequence[GroupKind], dp_rank: int = 0) -> list[Event]:
-    """Events of one replica, whose groups are of these kinds, from the native (id, group, kind, fields...)."""
+    """Events of a replica, whose groups are of these kinds, from the native (id, group, kind, fields...)."""
     windows = [KVCacheGroupId.of(kind).window_size for kind in kinds]
     events = []
     for number, group, what, *fields in rows:

@@ -33,7 +33,7 @@ from pagekeeper.params import (
     SlidingWindow,
 )
 from pagekeeper.reference import paged_attention, write_kv
-from pagekeeper.tables import Form, TensorRTTables
+from pagekeeper.tables import Form
 
 TOLERANCE = 1e-5
 """Of an element: pages, queries and scores are float32, dense attention is computed in float64."""
@@ -395,6 +395,8 @@ class Session:
     def tables(self, batch: Sequence[Live]) -> dict[str | None, dict[str, AnyTables]]:
         """Each group's tables in every form that its pages allow."""
         contexts, forms = [one.ctx for one in batch], list(get_args(Form))
+        if self.page_size not in (2, 4, 8):  # TensorRT-LLM wants a power of two above 1
+            forms.remove("tensorrt")
         self.random.shuffle(forms)
         tables: dict[str | None, dict[str, AnyTables]] = {group.name: {} for group in self.groups}
         for form in forms:
@@ -402,13 +404,6 @@ class Session:
             self.inputs = inputs
             for name in tables:
                 tables[name][form] = (inputs if name is None else inputs[name])[0]
-        if self.page_size in (2, 4, 8):  # TensorRT-LLM wants a power of two above 1
-            for name, forms_of_group in tables.items():
-                vllm: Any = forms_of_group["vllm"]
-                offsets = np.zeros((1, len(batch), 2, LONGEST), np.int32)
-                for row, ctx in enumerate(contexts):
-                    self.kv.copy_block_offsets(offsets, row, ctx, group=name)
-                forms_of_group["tensorrt"] = TensorRTTables(offsets[0], vllm.seq_lens, vllm.query_start_loc)
         return tables
 
     def check_positions(self, batch: Sequence[Live], tables: Any) -> None:

@@ -110,7 +110,7 @@ class Keeping(Tails):
         return new
 
     def _tell(self, request: Request, pool: Pool, run: list[int]) -> None:
-        """Tells of blocks that a group has got, behind the one before them: of states, the last that it has."""
+        """Tells of blocks that a group got, behind the one before them: of states, the last that it has."""
         contents = [request.content(block, self.page_size) for block in range(run[-1] + 1)]
         before = contents[: run[0]]
         if isinstance(pool.kind, Recurrent):
