@@ -253,7 +253,9 @@ class Ledger:
         extra_ids: ArrayLike | None,
         overrides: Iterable[tuple[int, int]] | None,
         other_namespaces: bool,
-    ) -> tuple[int, int, bytes | None, MissReason | None, int | None, list[tuple[bytes, bytes]]]: ...
+    ) -> tuple[
+        int, list[int], int, bytes | None, MissReason | None, int | None, list[tuple[bytes, bytes]]
+    ]: ...
     def write_max(
         self,
         batch: Batch,
