@@ -64,8 +64,8 @@ class PrefixReuseSummary:
     """What a prompt would reuse now.
 
     Attributes:
-        reusable_blocks_allocated: reusable blocks that a request or transfer holds: they cost no free page. Of
-            several groups, in the first with full attention, or the first without.
+        reusable_blocks_allocated: reusable blocks that a request or transfer holds: they cost no free page.
+            Of several groups, in the first with full attention, or the first without.
         reusable_blocks_all: reusable blocks. The block with the prompt's last token is never reusable.
         first_new_block: hash of the first full block that is new; None when none is, or there is none. It may
             be stored, and not be of use, as `miss_reason` says.
@@ -79,8 +79,8 @@ class PrefixReuseSummary:
             "window": it is stored, but a group lacks a block that its window or chunk reads at the end of it.
             "no_snapshot": it is stored, but a group has no state at the end of it.
         evicted_at_step: the step whose `alloc` evicted it; None when that is not known.
-        allocated_by_group: of each group, in the order of the parameters: blocks that it needs to go on behind the
-            reusable ones on the device, and that a request or transfer holds.
+        allocated_by_group: of each group, in the order of the parameters: blocks that it needs to go on
+            behind the reusable ones on the device, and that a request or transfer holds.
     """
 
     reusable_blocks_allocated: int

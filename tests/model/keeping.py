@@ -41,8 +41,17 @@ class Keeping(Tails):
         Whole blocks, and never the last token: it must be computed. What the request has offered is there
         for it as long as its rows have it.
         """
+        return self.match_within(namespace, tokens, (len(tokens) - 1) // self.page_size, request)[0]
+
+    def match_within(
+        self, namespace: object, tokens: Sequence[Token], limit: int, request: Request | None = None
+    ) -> tuple[int, str | None]:
+        """The same of at most `limit` blocks, and why there are no more, if the cache knows the next.
+
+        It was evicted, or it is of no use: a window lacks what it reads there, or there is no state.
+        """
         offered = request.offered if request else 0
-        reach = min(self.reach(namespace, tokens), (len(tokens) - 1) // self.page_size)
+        reach = min(self.reach(namespace, tokens), limit)
         contents = [(namespace, tuple(tokens[: (block + 1) * self.page_size])) for block in range(reach)]
         present = [{block for block in range(reach) if contents[block] in pool.tree} for pool in self.pools]
         if request:
@@ -51,14 +60,18 @@ class Keeping(Tails):
                     continue
                 there -= {block for block in range(offered) if not row[block]}
                 there |= {block for block in range(offered) if row[block]}
-        return max(
-            blocks
-            for blocks in range(reach + 1)
-            if all(
-                is_usable(pool.kind, there, blocks, self.page_size)
-                for pool, there in zip(self.pools, present, strict=True)
-            )
-        )
+        groups = list(zip(self.pools, present, strict=True))
+
+        def lacking(blocks: int) -> list[Pool]:
+            return [pool for pool, there in groups if not is_usable(pool.kind, there, blocks, self.page_size)]
+
+        found = max(blocks for blocks in range(reach + 1) if not lacking(blocks))
+        if found == reach:
+            return found, None
+        if any(pool.keeps_all for pool in lacking(found + 1)):
+            return found, "evicted"
+        window = any(pool.has_blocks for pool in lacking(found + 1))
+        return found, "window" if window else "no_snapshot"
 
     def reach(self, namespace: object, tokens: Sequence[Token]) -> int:
         """Leading full blocks of these tokens that the cache knows."""

@@ -43,7 +43,8 @@ impl Ledger {
     /// What the prompt would reuse. The last token of a prompt must be computed, so that a block that
     /// holds it is never reusable.
     pub fn probe(&self, query: &PrefixQuery) -> PrefixReuse {
-        let mut reuse = PrefixReuse::default();
+        let allocated_by_group = vec![0; self.config.groups.len()];
+        let mut reuse = PrefixReuse { allocated_by_group, ..PrefixReuse::default() };
         let full = query.chain.len();
         if !self.config.prefix_caching || full == 0 {
             return reuse;
@@ -73,14 +74,16 @@ impl Ledger {
                 (0..).zip(&nodes[..hit]).filter(|&(block, &node)| needed.has(block) && is_held(node, group));
             blocks.count() as u32
         };
-        reuse.allocated = held(self.config.lead(), Needed { sinks: 0, from: 0 });
-        let needed =
-            |group| self.config.kind(group).needed(reuse.all * self.config.page_size, self.config.page_size);
-        reuse.allocated_by_group = self
-            .config
-            .group_ids()
-            .map(|group| if hit == 0 { 0 } else { held(group, needed(group)) })
-            .collect();
+        let lead = self.config.lead();
+        reuse.allocated = held(lead, Needed { sinks: 0, from: 0 });
+        for group in self.config.group_ids().filter(|_| hit > 0) {
+            let kind = self.config.kind(group);
+            reuse.allocated_by_group[group.index()] = if group == lead && !kind.forgets() {
+                reuse.allocated
+            } else {
+                held(group, kind.needed(reuse.all * self.config.page_size, self.config.page_size))
+            };
+        }
         reuse.present = present as u32;
         if present < full {
             reuse.first_new_block = Some(query.chain.identity(present));
