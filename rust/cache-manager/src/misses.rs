@@ -66,7 +66,7 @@ impl MissReason {
             // What comes before is there for a group that keeps everything.
             let from = if kind.forgets() { needed.from as usize } else { end };
             let sinks = needed.sinks.min(needed.from) as usize;
-            (0..sinks).chain(from..end + 1).any(|block| !present(group, block))
+            (0..sinks).chain(from..=end).any(|block| !present(group, block))
         };
         let lacking = |chosen: fn(GroupKind) -> bool| {
             config.group_ids().any(|group| chosen(config.kind(group)) && lacks(group))
