@@ -14,6 +14,7 @@ from pagekeeper.params import (
     ChunkedLocal,
     CrossAttention,
     FullAttention,
+    GroupKind,
     KVCacheParams,
     MultiKVCacheParams,
     Recurrent,
@@ -70,6 +71,11 @@ class Groups:
             if isinstance(group.kind, CrossAttention):
                 where = "params.kind" if name is None else f"params[{name!r}].kind"
                 raise ValueError(f"{where}={group.kind}: is not there yet")
+
+    @property
+    def kinds(self) -> list[GroupKind]:
+        """Which blocks the layers of each group read."""
+        return [group.kind for group in self.params]
 
     @property
     def shares(self) -> bool:

@@ -6,7 +6,7 @@ Torch is needed for tensors only.
 from __future__ import annotations
 
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -19,9 +19,29 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["DevicePool", "Layout", "PlainPool", "Pool", "check_apart", "pool_for", "usable_pages"]
+__all__ = [
+    "DevicePool",
+    "Layout",
+    "PlainPool",
+    "Pool",
+    "PoolPointers",
+    "check_apart",
+    "pool_for",
+    "usable_pages",
+]
 
 Layout = Literal["NHD", "HND"]
+
+
+class PoolPointers(NamedTuple):
+    """Addresses of null pages, with which pools begin; of a CUDA device on the device."""
+
+    data: int
+    """Of keys and values."""
+    scales: int
+    """Of their scales; 0 where there are none."""
+    indexer_k: int
+    """Of an indexer's keys; 0 where there are none."""
 
 
 class DevicePool:
@@ -127,6 +147,28 @@ class DevicePool:
             for tensor in self._tensors:
                 tensor[page].zero_()
 
+    def pointers(self) -> tuple[PoolPointers, ...]:
+        """Addresses of the "kv" regions and their companions.
+
+        Raises:
+            ValueError: pages of states.
+        """
+        regions = self._layout.regions
+        pools = [region for region in regions if region.name == "kv"]
+        if not pools:
+            raise ValueError("the group's pages hold states: there are pointers to keys and values alone")
+        return tuple(
+            PoolPointers(*(self._pointer(name, pool) for name in ("kv", "kv_scales", "indexer_k")))
+            for pool in pools
+        )
+
+    def _pointer(self, name: str, pool: PageRegion) -> int:
+        """Where the region of a kind begins that has layers of a pool; 0 if there is none."""
+        for region, tensor in zip(self._layout.regions, self._tensors, strict=True):
+            if region.name == name and not set(region.layers).isdisjoint(pool.layers):
+                return tensor.data_ptr()
+        return 0
+
     def pages(self) -> torch.Tensor:
         """Every page as bytes, for transfers: uint8 [pages + 1, bytes_per_page], a view.
 
@@ -196,6 +238,10 @@ class PlainPool:
     def layer(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""
         raise ValueError("the pool is plain memory: it has no tensors")
+
+    def pointers(self) -> tuple[PoolPointers, ...]:
+        """Raises `ValueError`: the memory is the caller's."""
+        raise ValueError("the pool is plain memory: its pointers are the caller's")
 
     def copy_pages(self, copies: NDArray[np.int32]) -> None:
         """Copies whole pages one after the other.

@@ -282,6 +282,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: dict(layer=0, layout="NHD", name="kv", group=None),
     ),
     "pages_view": (lambda s: s.pools.pages_view, lambda s: dict(group=None)),
+    "pool_pointers": (lambda s: s.pools.pool_pointers, lambda s: dict(group=None)),
     "get_needed_blocks_one_step": (
         lambda s: s.kv.get_needed_blocks_one_step,
         lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, num_tokens=[1]),
