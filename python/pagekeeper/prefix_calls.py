@@ -75,7 +75,7 @@ class PrefixCalls:
             ValueError: what is out of range, and where; there is no such replica.
         """
         check_replica(replica_idx)
-        held, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
+        held, by_group, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
             tokens,
             salt=salt,
             lora_id=lora_id,
@@ -88,7 +88,13 @@ class PrefixCalls:
         )
         if self._tiers is None or not rest:
             return PrefixReuseSummary(
-                held, present, first_new, present, miss_reason=miss_reason, evicted_at_step=evicted_at
+                held,
+                present,
+                first_new,
+                present,
+                miss_reason=miss_reason,
+                evicted_at_step=evicted_at,
+                allocated_by_group=tuple(by_group),
             )
         host, disk = self._tiers.count_cached_prefix(rest)
         found = host + disk
@@ -101,6 +107,7 @@ class PrefixCalls:
             disk_blocks=disk,
             miss_reason=miss_reason if found < len(rest) else None,
             evicted_at_step=evicted_at if found < len(rest) else None,
+            allocated_by_group=tuple(by_group),
         )
 
     def probe_prefix_match_length(
@@ -335,7 +342,7 @@ class PrefixCalls:
                 self._core.slots(tokens)
                 return COMPLETED
             return self._tiers.alloc(tokens, None, plan=False)[0]
-        _, on_device, *_, missing = self._core.probe(
+        _, _, on_device, *_, missing = self._core.probe(
             tokens,
             salt=salt,
             lora_id=lora_id,
@@ -379,7 +386,7 @@ class PrefixCalls:
         rows = self._core.take_events(timeout)
         if timeout > 0 and not self.params.event_buffer_max_size:
             raise ValueError(f"timeout={timeout}: events are off; set event_buffer_max_size in the params")
-        return from_native(rows)
+        return from_native(rows, self._groups.kinds)
 
     def event_snapshot(self) -> EventSnapshot:
         """What is cached now, as events, for whoever missed some. May be called from any thread.
@@ -388,7 +395,7 @@ class PrefixCalls:
         grows with the cache, which waits meanwhile.
         """
         last_event_id, rows = self._core.event_snapshot()
-        return EventSnapshot(last_event_id, tuple(from_native(rows)))
+        return EventSnapshot(last_event_id, tuple(from_native(rows, self._groups.kinds)))
 
     @property
     def hash_seed(self) -> str | None:

@@ -106,14 +106,14 @@ class Parts(Copying):
 
     def _go_on(self, request: Request, part: Part, start: int) -> None:
         if part.takes_over:
-            for group in self.of_blocks:
+            for group in reversed(self.of_blocks):
                 pool = self.pools[group]
                 page = pool.tree[part.content]
                 pool.hold(page)
                 pool.forget(page)
                 request.rows[group].append(page)
-            if not self.is_tail(part.content):
-                self.told.removed(part.content)
+                if not self.is_tail(part.content):
+                    self.told.removed(group, part.content)
         request.cached += part.run
         request.processed = start
         self.counts["late_reused_tokens" if request.admitted else "reused_tokens"] += part.run
