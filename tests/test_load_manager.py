@@ -45,6 +45,15 @@ def test_it_makes_pools_unless_told_otherwise() -> None:
     assert pk.load_kv_manager(FULL, 4, 48, None, 2560).pages_view().shape == (10, 256)
 
 
+def test_a_cache_with_tiers_is_loaded_with_them() -> None:
+    pytest.importorskip("torch")
+    tiers = {"type": "rust_tiered", "host_offload_max_gb": 2**-20}
+    params = MHAKVCacheParams(**SHAPE, num_layers=1, kv_connector_config=tiers)
+    kv = pk.load_kv_manager(params, 4, 48, None, 2560)
+    assert kv.host_byte_count().total == 1024
+    kv.shutdown()
+
+
 def test_the_manager_serves_the_longest_request() -> None:
     kv = load()
     ctx = pk.TextContext("a", list(range(47)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from pagekeeper import KVCacheConfig
 from pagekeeper.cli.app import app
 from pagekeeper.models.weights import estimate_weights, weights_on_disk
 
@@ -335,6 +336,12 @@ def test_an_estimate_is_marked_and_where_there_is_none_weights_are_asked_for(qwe
     assert (result.exit_code, "--weights: missing" in result.stderr) == (2, True)
 
 
+def test_without_settings_a_plan_is_that_of_the_default_ones(qwen: Path) -> None:
+    plain = planned(qwen, "--memory", "24GiB")
+    assert plain == planned(qwen, "--memory", "24GiB", "--kv-cache-page-size", "128")
+    assert plain["memory"]["utilization"] == KVCacheConfig().device_memory_utilization
+
+
 # Help, and time
 
 
@@ -354,7 +361,7 @@ from pagekeeper.cli.app import app
 try:
     app(["plan", {str(qwen)!r}, "--memory", "80GiB"])
 except SystemExit as ended:
-    late = {{"torch", "transformers", "pydantic_settings", "yaml", "pagekeeper.cli.replay"}}
+    late = {{"torch", "transformers", "pydantic", "pydantic_settings", "yaml", "pagekeeper.cli.replay"}}
     print("ended", ended.code, sorted(sys.modules.keys() & late), file=sys.stderr)
 """
     environment = {"PATH": "/usr/bin:/bin"}

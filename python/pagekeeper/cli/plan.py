@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from rich import box
@@ -14,12 +13,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pagekeeper.cache_config import KVCacheConfig
 from pagekeeper.cli.sizes import parse_size, shown_size
-from pagekeeper.config_document import descriptions
 from pagekeeper.errors import CacheTooSmallError
 from pagekeeper.models import HuggingFaceModel
 from pagekeeper.models.weights import estimate_weights, weights_on_disk
+from pagekeeper.params import KVCacheParams, MultiKVCacheParams
+from pagekeeper.planning.planners import DEVICE_MEMORY_UTILIZATION
 from pagekeeper.planning.report import DeviceMemory, PlanReport, WeightsSource, report
 
 __all__ = ["plan"]
@@ -43,16 +42,33 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
-def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for all settings of a configuration; None where they are not given."""
-    for name, said in reversed(descriptions(KVCacheConfig).items()):
-        flag = "--" + name.replace("_", "-")
+class _Command(click.Command):
+    """Has an option for each setting of a configuration, if an argument may be one or asks for help.
+
+    Configurations take longer to load than all the rest, and most plans need none.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {flag for option in self.params for flag in option.opts}
+        if any(arg.startswith("-") and arg.partition("=")[0] not in own for arg in args):
+            self.params += [option for option in _settings() if option.opts[0] not in own]
+        return super().parse_args(ctx, args)
+
+
+def _settings() -> Iterator[click.Option]:
+    from pagekeeper.cache_config import KVCacheConfig
+    from pagekeeper.config_document import descriptions
+
+    for name, said in descriptions(KVCacheConfig).items():
         told = said.partition(". ")[0].rstrip(".")
-        command = click.option(flag, name, metavar="VALUE", help=f"Setting: {told}.")(command)
-    return command
+        yield click.Option([_flag(name), name], metavar="VALUE", help=f"Setting: {told}.")
 
 
-@click.command(epilog=_EPILOG, short_help="Say what fits of a model on a machine.")
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@click.command(cls=_Command, epilog=_EPILOG, short_help="Say what fits of a model on a machine.")
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--memory",
@@ -112,7 +128,6 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--config", metavar="FILE", help="Settings, in YAML or JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_settings
 def plan(
     model: Path,
     memory: int | None,
@@ -137,16 +152,15 @@ def plan(
     if weights is not None and memory is None:
         raise click.UsageError("--weights goes with --memory")
     try:
-        chosen = _config(config, settings)
         read = HuggingFaceModel.read(model)
-        params = chosen.to_model_params(read, tensor_parallel_degree=tp)
+        params, utilization = _configured(read, tp, config, settings)
         longest = max_model_len or read.max_position_embeddings
         if longest is None:
             raise click.UsageError("--max-model-len: missing, the configuration does not say it")
         planned = report(
             read,
             params,
-            _memory(model, memory, kv_memory, weights, chosen.device_memory_utilization, tp),
+            _memory(model, memory, kv_memory, weights, utilization, tp),
             devices=tp,
             max_seq_len=longest,
             max_batch_size=max_batch_size,
@@ -165,13 +179,19 @@ def plan(
     click.get_current_context().exit(0 if planned.fits else 1)
 
 
-def _config(file: str | None, settings: dict[str, str | None]) -> KVCacheConfig:
+def _configured(
+    model: HuggingFaceModel, devices: int, file: str | None, settings: dict[str, str | None]
+) -> tuple[KVCacheParams | MultiKVCacheParams, float]:
+    """The parameters of the model's cache, and the part of the memory that may be used."""
     argv = [] if file is None else ["--config", file]
-    for name, text in settings.items():
-        argv += [] if text is None else [f"--{name.replace('_', '-')}={text}"]
-    if argv or any(variable.upper().startswith("PAGEKEEPER_") for variable in os.environ):
-        return KVCacheConfig.from_args(argv)
-    return KVCacheConfig()  # which says the same, and is there sooner
+    argv += [f"{_flag(name)}={text}" for name, text in settings.items() if text is not None]
+    if not argv and not any(variable.upper().startswith("PAGEKEEPER_") for variable in os.environ):
+        return model.to_params(tensor_parallel_degree=devices), DEVICE_MEMORY_UTILIZATION
+    from pagekeeper.cache_config import KVCacheConfig
+
+    config = KVCacheConfig.from_args(argv)
+    params = config.to_model_params(model, tensor_parallel_degree=devices)
+    return params, config.device_memory_utilization
 
 
 def _memory(

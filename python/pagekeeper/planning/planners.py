@@ -9,7 +9,16 @@ from pagekeeper.errors import CacheTooSmallError, shown
 from pagekeeper.params import KVCacheParams, MultiKVCacheParams, whole_number
 from pagekeeper.params.checks import finite_number
 
-__all__ = ["MemoryPlanner", "ModelConfig", "ModelConfigWithKVCache", "PagedMemoryPlanner"]
+__all__ = [
+    "DEVICE_MEMORY_UTILIZATION",
+    "MemoryPlanner",
+    "ModelConfig",
+    "ModelConfigWithKVCache",
+    "PagedMemoryPlanner",
+]
+
+DEVICE_MEMORY_UTILIZATION = 0.9
+"""The part of the free memory that may be used if nobody says another: as `KVCacheConfig` has it."""
 
 
 @runtime_checkable
@@ -123,7 +132,7 @@ class PagedMemoryPlanner(MemoryPlanner):
         self,
         pipeline_config: Any,
         free_memory: int | Sequence[int],
-        device_memory_utilization: float = 0.9,
+        device_memory_utilization: float = DEVICE_MEMORY_UTILIZATION,
         huggingface_config: Any = None,
     ) -> int:
         """Bytes for the pools on each device: `available_cache_memory` of `load_kv_manager`.
