@@ -176,7 +176,8 @@ def test_a_bad_value_is_told_with_where_it_comes_from(
         (["--max-tokens", "1e3"], "max_tokens='1e3': must be a whole number from 1 to 2**31 - 1, or None "),
         (["--enable-prefix-caching", "maybe"], "enable_prefix_caching='maybe': must be True or False "),
         (["--kv-cache-page-size", "none"], "kv_cache_page_size='none': must be a whole number from 1 "),
-        (["--kv-connector-config", "{type: x}"], "kv_connector_config.type='{type: x}': must be one of "),
+        (["--kv-connector-config", "{type: x}"], "kv_connector_config=<9 characters>: is no JSON object: "),
+        (["--max-tokens", ""], "max_tokens='': must be a whole number "),
         (
             ["--kv-connector-config", '{"lanes": 1}'],
             "kv_connector_config.lanes: unknown; the fields are type",
@@ -210,7 +211,7 @@ def test_fields_that_do_not_go_together_are_told_with_both_places(monkeypatch: p
             ["'--kv-cache-pagesize': unknown flag; did you mean --kv-cache-page-size?"],
         ),
         (["--kv-cache-page", "64"], ["'--kv-cache-page': unknown flag; did you mean --kv-cache-page-size?"]),
-        (["--zzz=1", "--yyy"], ["'--zzz=1': unknown flag", "'--yyy': unknown flag"]),
+        (["--zzz=1", "--yyy"], ["'--zzz': unknown flag", "'--yyy': unknown flag"]),
         (["model"], ["'model': belongs to no flag"]),
         (["--max-tokens"], ["argument --max-tokens: expected one argument"]),
     ],
@@ -257,6 +258,86 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert refused(["--config", f"{tmp_path}/no.yaml"]) == [
         f"--config '{tmp_path}/no.yaml': there is no such file"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cache.yaml", "max_tokens: 3\nmax_tokens: 4\n"),
+        ("cache.json", '{"max_tokens": 3, "max_tokens": 4}'),
+        ("cache.yaml", "kv_connector_config:\n  max_tokens: 3\n  max_tokens: 4\n"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    (line,) = refused(["--config", str(tmp_path / name)])
+    assert "'max_tokens' is there twice" in line
+    (line,) = refused(["--kv-connector-config", '{"type": "null", "type": "dkv"}'])
+    assert line.endswith("'type' is there twice (from --kv-connector-config)")
+
+
+def test_a_yaml_file_may_take_over_what_another_mapping_has(tmp_path: Path) -> None:
+    file = tmp_path / "cache.yaml"
+    file.write_text("<<: {max_tokens: 3, selective_min_hits: 4}\nmax_tokens: 5\n")
+    assert KVCacheConfig.from_args(["--config", str(file)]) == KVCacheConfig(
+        max_tokens=5, selective_min_hits=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("cache.yaml", "max_tokens: 3"), ("cache.json", '{"max_tokens": 3}')]
+)
+def test_a_file_may_begin_with_a_mark_of_its_encoding(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert KVCacheConfig.from_args(["--config", str(tmp_path / name)]).max_tokens == 3
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    assert refused(["--config", "x" * 5000])[0].endswith("cannot be read: File name too long")
+    assert refused(["--config", ""]) == ["--config '': there is no such file"]
+
+
+def test_an_unknown_key_that_is_no_word_is_told_with_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "cache.yaml"
+    file.write_text("max-tokens: 3\n1: 2\n")
+    assert [line.endswith(f"(from {file})") for line in refused(["--config", str(file)])] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--kv-cache-hash-sed=SECRET"],
+        ["SECRET"],
+        ["--kv-cache-hash-seed", "SECRET-"],
+        ["--kv-connector-config", '{"type": "dkv", "block_store_endpoint": "tcp://me:SECRET@host"'],
+        ["--kv-connector-config", '["tcp://me:SECRET@host"]'],
+        ["--kv-connector-config", "tcp://me:SECRET@host"],
+        ["--kv-connector-config", '{"type": "dkv", "block_store_endpoint": ["SECRET"]}'],
+        ["--kv-connector-config", '{"type": "dkv", "block_store_endpoint": "SECRET\\u0000"}'],
+    ],
+)
+def test_a_refusal_shows_no_secret(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "5ecf" * 16
+    given = [it.replace("SECRET", secret) for it in argv]
+    assert secret not in "".join(refused(given))
+    if len(given) == 2:
+        monkeypatch.setenv("PAGEKEEPER" + given[0][1:].replace("-", "_").upper(), given[1])
+        assert secret not in "".join(refused([]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cache.yaml", "kv_cache_hash_seed: SECRET: x"),
+        ("cache.yaml", "kv_cache_hash_seed: [SECRET\nx: }"),
+        ("cache.yaml", "kv_cache_hash_seed: !odd SECRET"),
+        ("cache.json", '{"kv_cache_hash_seed": "SECRET" x}'),
+        ("cache.yaml", "kv_connector_config: [{block_store_endpoint: 'tcp://me:SECRET@host'}]"),
+    ],
+)
+def test_a_refusal_of_a_file_shows_no_secret_of_it(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content.replace("SECRET", "5ecf" * 16))
+    assert "5ecf" not in "".join(refused(["--config", str(tmp_path / name)]))
 
 
 def test_a_variable_that_resembles_a_setting_is_warned_of(

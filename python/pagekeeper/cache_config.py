@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from pagekeeper.config_model import Configuration, Parser, Unit, flag, named, one_of, optional, refusal
+from pagekeeper.config_model import (
+    Configuration,
+    Parser,
+    Unit,
+    flag,
+    hidden,
+    named,
+    one_of,
+    optional,
+    refusal,
+    told,
+)
 from pagekeeper.connector_config import KVConnectorConfig
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike
 from pagekeeper.errors import shown
@@ -385,8 +396,7 @@ def _seed(value: object, name: str) -> str | None:
     try:
         return parse_seed(value)
     except ValueError as error:
-        told = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-        raise ValueError(f"{name}=<{told}>: {error}") from None
+        raise ValueError(f"{name}={hidden(value)}: {error}") from None
 
 
 def _utilization(value: object, name: str) -> float:
@@ -415,7 +425,7 @@ def _connector(value: object, name: str) -> KVConnectorConfig | None:
         return None
     if not isinstance(value, KVConnectorConfig | Mapping | str):
         raise ValueError(
-            f"{name}={shown(value)}: must be a KVConnectorConfig, a mapping of its fields, the name of its "
+            f"{name}={told(value)}: must be a KVConnectorConfig, a mapping of its fields, the name of its "
             "type, or None"
         )
     try:

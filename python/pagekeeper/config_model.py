@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -34,12 +34,15 @@ __all__ = [
     "callers_level",
     "flag",
     "gibibytes",
+    "hidden",
     "named",
     "one_of",
     "optional",
     "path",
     "refusal",
     "text",
+    "told",
+    "without_doubles",
 ]
 
 Parser: TypeAlias = Callable[[object, str], object]
@@ -78,6 +81,9 @@ class Configuration(BaseModel, frozen=True, extra="forbid", hide_input_in_errors
         """What `given` says as a value of a field, where all there is is text: on a command line, say.
 
         Text that says nothing of the field's type is left as it is, for the field's parser to refuse.
+
+        Raises:
+            ValueError: the text begins as a mapping does, and is none.
         """
         annotation = cls.model_fields[name].annotation
         types = get_args(annotation) or (annotation,)
@@ -87,7 +93,7 @@ class Configuration(BaseModel, frozen=True, extra="forbid", hide_input_in_errors
         if bool in types:
             return _WORDS.get(word, given)
         if any(isinstance(it, type) and issubclass(it, Configuration) for it in types):
-            return _from_json(given) if word.startswith("{") else given
+            return _from_json(given, name) if word.startswith("{") else given
         for number in (int, float):
             if number in types:
                 with suppress(ValueError):
@@ -105,6 +111,21 @@ class Configuration(BaseModel, frozen=True, extra="forbid", hide_input_in_errors
             )
         return given
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in type(self).model_fields:
+            raise self._frozen(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in type(self).model_fields:
+            raise self._frozen(name)
+        super().__delattr__(name)
+
+    def _frozen(self, name: str) -> ValidationError:
+        """What pydantic says too, but with the value that was to be set, which may be a secret."""
+        told = InitErrorDetails(type="frozen_instance", loc=(name,), input=None)
+        return ValidationError.from_exception_data(type(self).__name__, [told], hide_input=True)
+
     @field_validator("*", mode="before")
     @classmethod
     def _parse(cls, given: object, info: ValidationInfo) -> object:
@@ -121,11 +142,12 @@ def refusal(message: str, *fields: str) -> PydanticCustomError:
 
 
 def _unknown_field(name: object, known: tuple[str, ...]) -> InitErrorDetails:
+    given = str(name)
     if not isinstance(name, str) or not name.isidentifier() or len(name) > 60:
         name = shown(name)
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-    return InitErrorDetails(type=refusal(f"{name}: unknown; {hint}"), loc=(name,), input=None)
+    return InitErrorDetails(type=refusal(f"{name}: unknown; {hint}", given), loc=(name,), input=None)
 
 
 def callers_level() -> int:
@@ -168,7 +190,7 @@ def one_of(*allowed: str) -> Callable[[object, str], str]:
 
     def parse(value: object, name: str) -> str:
         if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"{name}={shown(value)}: must be one of {', '.join(map(repr, allowed))}")
+            raise ValueError(f"{name}={told(value)}: must be one of {', '.join(map(repr, allowed))}")
         return str(value)
 
     return parse
@@ -203,12 +225,45 @@ def text(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and value != "" and re.search("[\0\ud800-\udfff]", value) is None
 
 
-def _from_json(given: str) -> object:
-    try:
-        return json.loads(given)
-    except ValueError:
-        return given
+def hidden(value: object) -> str:
+    """What messages tell of a value that may be a secret: how long it is, or its type."""
+    return f"<{len(value)} characters>" if isinstance(value, str) else f"<{type(value).__name__}>"
 
+
+def told(value: object) -> str:
+    """A value where a word is expected. What is no word may be anything, an address with a password too."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    may_hide = any(isinstance(part, _TEXTS) and not _is_word(part) for part in parts)
+    return hidden(value) if may_hide else shown(value)
+
+
+def without_doubles(pairs: Iterable[tuple[Any, object]]) -> dict[Any, object]:
+    """A mapping of what a text has, each key once.
+
+    Raises:
+        ValueError: a key is there twice.
+    """
+    given: dict[Any, object] = {}
+    for key, value in pairs:
+        if key in given:
+            raise ValueError(f"{shown(key)} is there twice")
+        given[key] = value
+    return given
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w .+-]{0,40}", value) is not None
+
+
+def _from_json(given: str, name: str) -> object:
+    try:
+        return json.loads(given, object_pairs_hook=without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}={hidden(given)}: is no JSON object: {error}") from None
+
+
+_TEXTS = (str, bytes, Mapping, list, tuple)
+"""What a secret may be, or be in."""
 
 _WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """True and False as text says them."""

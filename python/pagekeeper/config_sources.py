@@ -27,7 +27,7 @@ from pydantic_settings import (
 )
 
 from pagekeeper.config_document import descriptions
-from pagekeeper.config_model import Configuration
+from pagekeeper.config_model import Configuration, told, without_doubles
 from pagekeeper.errors import shown
 
 __all__ = ["PREFIX", "read", "unknown_flags"]
@@ -50,7 +50,6 @@ class _Value(NamedTuple):
 class _Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_ignore_empty=True,
         cli_kebab_case=True,
         cli_ignore_unknown_args=True,
         cli_exit_on_error=False,
@@ -87,10 +86,10 @@ def unknown_flags(cls: type[Configuration], rest: Sequence[str]) -> str:
     """What is to be said of arguments that are left over."""
     flags = [_flag(name) for name in cls.model_fields]
     said = []
-    for argument in (it for it in rest if it.startswith("-")):
-        close = get_close_matches(argument.partition("=")[0], flags, n=1)
-        said.append(f"{shown(argument)}: unknown flag" + (f"; did you mean {close[0]}?" if close else ""))
-    return "\n".join(said) or f"{shown(rest[0])}: belongs to no flag"
+    for flag in (it.partition("=")[0] for it in rest if it.startswith("-")):  # its value may be a secret
+        close = get_close_matches(flag, flags, n=1)
+        said.append(f"{shown(flag)}: unknown flag" + (f"; did you mean {close[0]}?" if close else ""))
+    return "\n".join(said) or f"{told(rest[0])}: belongs to no flag"
 
 
 # Where values are.
@@ -135,32 +134,74 @@ def _environment(cls: type[Configuration]) -> dict[str, _Value]:
         if variable.startswith(PREFIX) and name not in fields:
             for meant in get_close_matches(name, fields, n=1, cutoff=0.85):
                 _log.warning("%s: no such setting; did you mean %s?", variable, PREFIX + meant.upper())
-    source = EnvSettingsSource(create_model("Environment", __base__=_Settings, **fields))
+    source = EnvSettingsSource(
+        create_model("Environment", __base__=_Settings, **fields), env_ignore_empty=True
+    )
     return _from_texts(cls, source(), lambda name: PREFIX + name.upper())
 
 
 def _from_texts(cls: type[Configuration], texts: Mapping[str, Any], origin: Any) -> dict[str, _Value]:
-    return {
-        name: _Value(None if text is None else cls.from_text(name, text), f"from {origin(name)}")
-        for name, text in texts.items()
-        if name in cls.model_fields
-    }
+    values = {}
+    for name, text in texts.items():
+        if name in cls.model_fields:
+            place = f"from {origin(name)}"
+            try:
+                values[name] = _Value(None if text is None else cls.from_text(name, text), place)
+            except ValueError as error:
+                raise ValueError(f"{error} ({place})") from None
+    return values
 
 
 def _file(name: str | None) -> dict[str, _Value]:
     if name is None:
         return {}
-    if not Path(name).is_file():
-        raise ValueError(f"--config {shown(name)}: there is no such file")
     try:
-        text = Path(name).read_text(encoding="utf-8")
-        content: object = json.loads(text) if name.lower().endswith(".json") else yaml.safe_load(text)
-    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
+        if not Path(name).is_file():
+            raise ValueError(f"--config {shown(name)}: there is no such file")
+        text = Path(name).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"--config {shown(name)}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--config {shown(name)}: cannot be read as YAML or JSON: {error}") from None
+    try:
+        content = _content(text, is_json=name.lower().endswith(".json"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--config {shown(name)}: cannot be read as YAML or JSON: {error}") from None
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise ValueError(f"--config {shown(name)}: must hold a mapping of fields to values")
     return {key: _Value(value, f"from {os.fspath(name)}") for key, value in content.items()}
+
+
+def _content(text: str, *, is_json: bool) -> object:
+    """What a file says. A refusal tells of the place, and not what is written there: it may be a secret."""
+    if is_json:
+        return json.loads(text, object_pairs_hook=without_doubles)
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f": line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{error.problem or error.context}{place}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Reads plain values, and refuses a mapping that has a key twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, object]:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        scalars = [key for key, _ in pairs if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE]
+        try:
+            without_doubles((self.construct_object(key), None) for key in scalars)
+        except ValueError as error:
+            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+        return dict(super().construct_mapping(node, deep))
+
+
+_MERGE = "tag:yaml.org,2002:merge"
+"""The key `<<`, which takes over what another mapping has, and may be there twice."""
 
 
 def _flag(name: str) -> str:
@@ -172,9 +213,10 @@ def _flag(name: str) -> str:
 
 def _told(error: ValidationError, values: Mapping[str, _Value]) -> Iterator[str]:
     """A line for each refusal: with the places of the fields that it is about."""
+    places = {str(name): value.origin for name, value in values.items()}
     for refused in error.errors():
         names = refused.get("ctx", {}).get("fields") or refused["loc"]
-        origins = {str(name): values[str(name)].origin for name in names if str(name) in values}
+        origins = {str(name): places[str(name)] for name in names if str(name) in places}
         if len(origins) == 1:
             yield f"{refused['msg']} ({next(iter(origins.values()))})"
         elif origins:

@@ -21,13 +21,13 @@ from pagekeeper.config_model import (
     callers_level,
     flag,
     gibibytes,
+    hidden,
     one_of,
     optional,
     path,
     refusal,
     text,
 )
-from pagekeeper.errors import shown
 from pagekeeper.params import whole_number
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _connector_type(value: object, name: str) -> KVConnectorType:
 
 def _endpoint(value: object, name: str) -> str:
     if not text(value):
-        raise ValueError(f"{name}={shown(value)}: must be an address such as 'tcp://host:port'")
+        raise ValueError(f"{name}={hidden(value)}: must be an address such as 'tcp://host:port'")
     return str(value)
 
 
