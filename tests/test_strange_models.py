@@ -154,6 +154,18 @@ def test_a_file_that_is_no_configuration_is_refused(content: bytes, message: str
         HuggingFaceModel.read(tmp_path)
 
 
+@pytest.mark.parametrize("bits", [[8], {}, "8", None, 8.5])
+def test_a_scheme_of_the_cache_that_makes_no_sense_is_noted(bits: Any) -> None:
+    model = read(quantization_config={"kv_cache_scheme": {"type": "float", "num_bits": bits}})
+    assert model.kv_dtype == model.dtype
+    assert "kv_cache_scheme=" in model.notes[-1]
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "\u00b2", "", "-1", "1.0"])
+def test_a_key_that_is_no_layer_has_fields_of_none(key: str) -> None:
+    assert read(per_layer_config={key: {"head_dim": 8}}).to_params().bytes_per_token == TOKEN
+
+
 def test_what_is_neither_a_path_nor_a_mapping_is_refused() -> None:
     with pytest.raises(TypeError, match="config=3: must be a path or a mapping"):
         HuggingFaceModel.read(3)  # type: ignore[arg-type]

@@ -108,7 +108,7 @@ class Fields:
         """
         layers = self.get("per_layer_config")
         for key, own in layers.items() if isinstance(layers, Mapping) else ():
-            if str(key).isdecimal() and int(key) == number and isinstance(own, Mapping):
+            if str(key).lstrip("0").zfill(1) == str(number) and isinstance(own, Mapping):
                 return Fields({**self._values, **own}, self._names, self._defaults)
         return self
 

@@ -47,7 +47,8 @@ def quantized_kv_dtype(source: Source) -> tuple[DType | None, list[str]]:
     for settings in _settings(source):
         scheme = settings.get("kv_cache_scheme")
         if isinstance(scheme, Mapping):
-            dtype = _OF_SCHEME.get((str(scheme.get("type")), scheme.get("num_bits")))
+            bits = scheme.get("num_bits")
+            dtype = _OF_SCHEME.get((str(scheme.get("type")), bits if isinstance(bits, int) else None))
             return dtype, _notes("kv_cache_scheme", scheme, dtype)
         for key in ("kv_cache_quant_algo", "kv_cache_quant_config", "kv_cache_scheme"):
             if settings.get(key):
