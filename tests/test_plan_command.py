@@ -216,13 +216,14 @@ def test_a_machine_that_is_too_small_is_told_so(qwen: Path, options: list[str], 
         ([], "give either --memory"),
         (["--memory", "1GiB", "--kv-memory", "1GiB"], "give either --memory"),
         (["--kv-memory", "1GiB", "--weights", "1GiB"], "--weights goes with --memory"),
-        (["--kv-memory", "many"], "'many' is no size above 0, such as 80GiB"),
-        (["--kv-memory", "0"], "'0' is no size above 0"),
+        (["--kv-memory", "many"], "'many' is no size from 1 byte, such as 80GiB"),
+        (["--kv-memory", "0"], "'0' is no size from 1 byte"),
         (["--kv-memory", "1GiB", "--tp", "3"], "8 KV heads do not divide among so many"),
         (
             ["--kv-memory", "1GiB", "--lengths", "1,x"],
             "--lengths 1,x: must be numbers of tokens from 1 to 40960",
         ),
+        (["--kv-memory", "0.9"], "'0.9' is no size from 1 byte"),
         (["--kv-memory", "1GiB", "--lengths", "40961"], "must be numbers of tokens from 1 to 40960"),
         (["--kv-memory", "1GiB", "--kv-cache-pagesize", "1"], "No such option"),
     ],
@@ -372,3 +373,59 @@ except SystemExit as ended:
 
 
 PYTHON = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+
+
+def test_the_environments_layout_counts_where_no_option_says_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS_20B))
+    arguments = (tmp_path, "--kv-memory", "8GiB", "--json")
+    monkeypatch.setenv("PAGEKEEPER_KV_LAYOUT", "paged")
+    assert not json.loads(run(*arguments).stdout)["is_shared"]
+    assert json.loads(run(*arguments, "--layout", "jenga").stdout)["is_shared"]
+    monkeypatch.setenv("PAGEKEEPER_KV_LAYOUT", "heap")
+    refused = run(*arguments)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "PAGEKEEPER_KV_LAYOUT='heap': must be one of" in refused.stderr
+
+
+@pytest.mark.parametrize(("memory", "needed"), [("1KiB", 2 * 18_874_368), ("20MiB", 2 * 18_874_368)])
+def test_json_says_what_is_needed_where_there_is_not_one_page(qwen: Path, memory: str, needed: int) -> None:
+    result = run(qwen, "--kv-memory", memory, "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["fits"], told["longest"], told["needed"]) == (1, False, 0, needed)
+    assert told["error"] in result.stderr
+
+
+def test_a_length_beyond_all_requests_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B | {"max_position_embeddings": 2**31 - 1}))
+    refused = run(tmp_path, "--kv-memory", "8GiB")
+    assert refused.exit_code == 2
+    assert "--max-model-len: must be up to 16777216; 2147483647 cannot be planned for" in refused.stderr
+    assert run(tmp_path, "--kv-memory", "8GiB", "--max-model-len", "4096").exit_code == 0
+
+
+@pytest.mark.parametrize("model_type", ["\udc80", "a\x1b[31mb", "a\nb", "x" * 10_000])
+def test_a_type_that_cannot_be_printed_is_told_as_python_writes_it(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B | {"model_type": model_type}))
+    result = run(tmp_path, "--kv-memory", "8GiB")
+    assert result.exit_code == 0
+    assert model_type not in result.stdout
+    assert "KV cache of '" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_a_narrow_terminal_loses_no_number(columns: str, qwen: Path) -> None:
+    arguments = ["plan", str(qwen), "--kv-memory", "8GiB"]
+    narrow, usual = (CliRunner(env={"COLUMNS": it}).invoke(app, arguments).stdout for it in (columns, "80"))
+    assert narrow == usual
+    assert "147,456" in usual
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full to write to")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_written_is_told_in_a_line(options: list[str], qwen: Path) -> None:
+    command = [sys.executable, "-m", "pagekeeper", "plan", str(qwen), "--kv-memory", "8GiB", *options]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "pagekeeper: No space left on device\n")

@@ -13,6 +13,9 @@ def main() -> None:
         from pagekeeper.cli.app import app
 
         app(prog_name="pagekeeper")  # which loads the command that is asked for
+    except OSError as error:  # of the output too: a disk may be full
+        print(f"pagekeeper: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library not in ("click", "rich"):

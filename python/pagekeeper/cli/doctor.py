@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagekeeper.cli.sizes import shown_size
+from pagekeeper.cli.terminal import show
 from pagekeeper.doctor import Examination, NoStoreError, StoreReport, examine, files_of, wipe
 
 __all__ = ["doctor"]
@@ -68,7 +69,7 @@ def _check(directory: Path, quick: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
     else:
-        Console().print(_summary(found, quick))
+        show(_summary(found, quick))
     click.get_current_context().exit(_EXIT_CODES[found.status])
 
 

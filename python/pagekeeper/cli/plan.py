@@ -9,15 +9,17 @@ from pathlib import Path
 
 import click
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pagekeeper.cli.sizes import parse_size, shown_size
-from pagekeeper.errors import CacheTooSmallError
+from pagekeeper.cli.terminal import show
+from pagekeeper.errors import CacheTooSmallError, shown
 from pagekeeper.models import HuggingFaceModel
 from pagekeeper.models.weights import estimate_weights, weights_on_disk
 from pagekeeper.params import KVCacheParams, MultiKVCacheParams
+from pagekeeper.planning.demand import LONGEST
 from pagekeeper.planning.planners import DEVICE_MEMORY_UTILIZATION
 from pagekeeper.planning.report import DeviceMemory, PlanReport, WeightsSource, report
 
@@ -157,6 +159,10 @@ def plan(
         longest = max_model_len or read.max_position_embeddings
         if longest is None:
             raise click.UsageError("--max-model-len: missing, the configuration does not say it")
+        if longest > LONGEST:
+            raise click.UsageError(
+                f"--max-model-len: must be up to {LONGEST}; {longest} cannot be planned for"
+            )
         planned = report(
             read,
             params,
@@ -169,13 +175,16 @@ def plan(
             lengths=_lengths(lengths, longest),
         )
     except CacheTooSmallError as error:
+        if as_json:
+            refused = {"needed": error.needed, "available": error.available, "error": str(error)}
+            click.echo(json.dumps({"fits": False, "longest": 0, **refused}, indent=2))
         raise click.ClickException(f"it does not fit: {error}") from None  # exit code 1
     except (ValueError, OSError) as error:
         raise _Refused(str(error)) from None
     if as_json:
         click.echo(json.dumps(planned.as_dict(), indent=2))
     else:
-        Console().print(_summary(planned))
+        show(_summary(planned))
     click.get_current_context().exit(0 if planned.fits else 1)
 
 
@@ -229,7 +238,9 @@ def _lengths(given: str | None, longest: int) -> list[int]:
 
 def _summary(planned: PlanReport) -> RenderableType:
     known = "" if planned.is_known else ", a type that is not known"
-    title = Text.assemble(("KV cache of ", "bold"), (planned.model_type or "a model", "bold cyan"), known)
+    name = planned.model_type or "a model"
+    name = name if name.isprintable() and len(name) <= 60 else shown(name)
+    title = Text.assemble(("KV cache of ", "bold"), (name, "bold cyan"), known)
     parts: list[RenderableType] = [
         "",
         title,

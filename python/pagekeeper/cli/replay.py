@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pagekeeper import EvictionPolicy
 from pagekeeper.cli.report import summary
+from pagekeeper.cli.terminal import show
 from pagekeeper.contents import WrongPageError
 from pagekeeper.params import HashAlgorithm
 from pagekeeper.replay import POOL_TOKENS, ReplayResult, ReplaySettings
@@ -210,7 +211,7 @@ def replay(
     if as_json:
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:
-        Console().print(summary(result, _source(trace)))
+        show(summary(result, _source(trace)))
 
 
 def _tier_pages(flag: str, size: str | None, pages: int, page_size: int) -> int:

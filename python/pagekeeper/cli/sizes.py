@@ -20,8 +20,10 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or not 0 < float(match[1]) * unit < 2**63:
-        raise click.BadParameter(f"{text!r} is no size above 0, such as 80GiB, 512MiB, 80GB or 1000 (bytes)")
+    if match is None or unit is None or not 1 <= float(match[1]) * unit < 2**63:
+        raise click.BadParameter(
+            f"{text!r} is no size from 1 byte, such as 80GiB, 512MiB, 80GB or 1000 (bytes)"
+        )
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
