@@ -94,8 +94,12 @@ def test_devices_without_memory_give_a_mock_of_a_manager() -> None:
         ({"max_batch_size": -4}, "max_batch_size=-4: must be a whole number from 1"),
         ({"max_seq_len": None}, "max_seq_len: missing"),
         ({"max_seq_len": 0}, "max_seq_len=0: must be a whole number from 1"),
+        ({"max_seq_len": 2**24 + 1}, "max_seq_len=16777217: must be a whole number from 1 to 16777216"),
+        ({"max_seq_len": 2**31 - 1}, "max_seq_len=2147483647: must be a whole number from 1 to 16777216"),
+        ({"length_mix": {2**24 + 1: 1}}, "length_mix=16777217: must be a whole number from 1 to 16777216"),
         ({"max_num_input_tokens": 0}, "max_num_input_tokens=0: must be a whole number from 1"),
         ({"num_draft_tokens": -1}, "num_draft_tokens=-1: must be a whole number from 0"),
+        ({"num_draft_tokens": 256}, "num_draft_tokens=256: must be a whole number from 0 to 255"),
         ({"page_size_multiple_of": 0}, "page_size_multiple_of=0: must be a whole number from 1"),
         (
             {"page_size_multiple_of": 128},

@@ -291,6 +291,17 @@ def test_the_environment_has_shares_where_the_parameters_have_none(monkeypatch: 
     assert [kv.block_count(group=name).total for name in ("full", "sliding")] == [149, 24]
 
 
+@pytest.mark.parametrize("given", ["[0.25, 0.75]", " (0.25,0.75) "])
+def test_shares_in_the_environment_may_stand_in_brackets(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEKEEPER_WINDOW_SIZE_SHARES", given)
+    assert calculate_max_num_blocks(groups(), 51_200, 4) == {"full": 149, "sliding": 24}
+
+
+def test_no_shares_in_the_environment_are_equal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEKEEPER_WINDOW_SIZE_SHARES", "none")
+    assert calculate_max_num_blocks(groups(), 51_200, 4) == {"full": 99, "sliding": 49}
+
+
 @pytest.mark.parametrize(
     "given", ["0.4", "0.4,0.3,0.3", "a,b", "0,0", "-0.5,1", "1.5,0.5", "0.4;0.6", "nan,1"]
 )

@@ -48,7 +48,7 @@ from pagekeeper.params import (
 from pagekeeper.params.base import CommonArguments, parse_seed
 from pagekeeper.params.checks import finite_number
 from pagekeeper.params.groups import AttentionKind
-from pagekeeper.params.multi import parse_share_list
+from pagekeeper.params.multi import parse_share_list, shares_in_text
 
 if TYPE_CHECKING:
     from typing import Self, Unpack
@@ -408,12 +408,7 @@ def _utilization(value: object, name: str) -> float:
 
 def _shares(value: object, name: str) -> tuple[float, ...]:
     """Shares as a list, or as text: "0.4,0.6"."""
-    given = value
-    if isinstance(value, str):
-        try:
-            given = [float(share) for share in value.strip("[]() ").split(",")]
-        except ValueError:
-            given = None
+    given = shares_in_text(value) if isinstance(value, str) else value
     try:
         return parse_share_list(given)
     except ValueError as error:

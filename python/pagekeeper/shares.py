@@ -6,15 +6,26 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
+from typing import cast, get_args
 
 from pagekeeper.errors import CacheTooSmallError, shown
-from pagekeeper.params import KVCacheParams, MultiKVCacheParams, Recurrent, Scratch
-from pagekeeper.params.multi import parse_shares
+from pagekeeper.params import KVCacheParams, MemoryLayout, MultiKVCacheParams, Recurrent, Scratch
+from pagekeeper.params.multi import parse_shares, shares_in_text
 
-__all__ = ["SHARES_VARIABLE", "cap_pages", "divide", "is_static", "shares_of"]
+__all__ = [
+    "LAYOUT_VARIABLE",
+    "SHARES_VARIABLE",
+    "cap_pages",
+    "divide",
+    "is_static",
+    "shares_of",
+    "with_layout",
+]
 
 SHARES_VARIABLE = "PAGEKEEPER_WINDOW_SIZE_SHARES"
+LAYOUT_VARIABLE = "PAGEKEEPER_KV_LAYOUT"
 
 _log = logging.getLogger("pagekeeper")
 
@@ -36,13 +47,33 @@ def shares_of(params: MultiKVCacheParams) -> dict[str, Fraction]:
     shares = params.window_size_shares
     if shares is None and (given := os.environ.get(SHARES_VARIABLE)):
         try:
-            shares = parse_shares([_number(share) for share in given.split(",")], params)
+            numbers = shares_in_text(given)
+            shares = None if numbers is None else parse_shares(numbers, params)
         except ValueError as error:
             raise ValueError(f"{SHARES_VARIABLE}={shown(given)}: {error}") from None
     return {
         name: Fraction(repr(share))  # as it is written: 0.1 is a tenth
         for name, share in zip(params.by_window, shares or [1.0] * len(params), strict=True)
     }
+
+
+def with_layout(
+    params: KVCacheParams | MultiKVCacheParams, layout: str
+) -> KVCacheParams | MultiKVCacheParams:
+    """The parameters with a layout; of "auto" with what the environment says, else with their own.
+
+    Raises:
+        ValueError: the layout, or the environment's, is none.
+    """
+    where = "layout"
+    if layout == "auto" and (given := os.environ.get(LAYOUT_VARIABLE)):
+        where, layout = LAYOUT_VARIABLE, given
+    if layout not in get_args(MemoryLayout):
+        allowed = ", ".join(map(repr, get_args(MemoryLayout)))
+        raise ValueError(f"{where}={shown(layout)}: must be one of {allowed}")
+    if layout == "auto" or not isinstance(params, MultiKVCacheParams):
+        return params
+    return replace(params, layout=cast(MemoryLayout, layout))
 
 
 def divide(
@@ -101,10 +132,3 @@ def warn_of_max_tokens(max_tokens: int | None) -> None:
     """Says that there is no one window that the number could be of."""
     if max_tokens is not None:
         _log.warning("max_tokens=%d has no effect: the cache is not one window", max_tokens)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

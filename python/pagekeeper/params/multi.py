@@ -164,6 +164,22 @@ def parse_shares(value: object, groups: MultiKVCacheParams) -> tuple[float, ...]
     return shares
 
 
+def shares_in_text(text: str) -> list[float] | None:
+    """Shares as text has them, "0.4,0.6" or "[0.4, 0.6]"; NaN for what is no number, None for "none"."""
+    if text.strip().lower() in ("none", "null"):
+        return None
+    bare = text.strip()
+    bare = bare[1:-1] if (bare[:1], bare[-1:]) in (("[", "]"), ("(", ")")) else bare
+    return [_number(share) for share in bare.split(",")]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def parse_share_list(value: object) -> tuple[float, ...]:
     """Shares of memory of groups that are not known yet.
 

@@ -11,7 +11,10 @@ from pagekeeper.groups import Groups
 from pagekeeper.params import KVCacheParams, MultiKVCacheParams, whole_number
 from pagekeeper.slabs import GroupMemory
 
-__all__ = ["Demand"]
+__all__ = ["LONGEST", "Demand"]
+
+LONGEST = 2**24
+"""Tokens of the longest request that is planned for: more would only take time and memory."""
 
 
 class Demand:
@@ -39,11 +42,16 @@ class Demand:
         self._chunk = max_num_input_tokens
         if max_num_input_tokens is not None:
             self._chunk = whole_number(max_num_input_tokens, "max_num_input_tokens")
-        self._drafts = whole_number(num_draft_tokens, "num_draft_tokens", 0, 2**16 - 1)
+        self._drafts = whole_number(num_draft_tokens, "num_draft_tokens", 0, 255)
         self._known: dict[int, tuple[int, ...]] = {}
 
     def pages(self, tokens: int) -> tuple[int, ...]:
-        """Pages in each group, in their order, of a request that ends with so many tokens, at least 1."""
+        """Pages in each group, in their order, of a request that ends with so many tokens.
+
+        Raises:
+            ValueError: `tokens` is no number from 1 to `LONGEST`.
+        """
+        tokens = whole_number(tokens, "tokens", most=LONGEST)
         if tokens not in self._known:
             prompts = {max(tokens - 1, 1), 1}
             held = [self._held(np.zeros(prompt, np.int32), tokens) for prompt in prompts]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from pagekeeper.calls import flag
 from pagekeeper.dummy import DummyKVCache
-from pagekeeper.errors import shown
 from pagekeeper.manager import PagedKVCacheManager
 from pagekeeper.params import (
     ChunkedLocal,
@@ -21,11 +19,11 @@ from pagekeeper.params import (
     SlidingWindow,
     whole_number,
 )
+from pagekeeper.planning.demand import LONGEST
 from pagekeeper.planning.plan import CachePlan, plan_cache
+from pagekeeper.shares import with_layout
 
-__all__ = ["LAYOUT_VARIABLE", "load_kv_manager"]
-
-LAYOUT_VARIABLE = "PAGEKEEPER_KV_LAYOUT"
+__all__ = ["load_kv_manager"]
 
 
 def load_kv_manager(
@@ -54,7 +52,7 @@ def load_kv_manager(
         params: those of the cache. None gives a `DummyKVCache`, a mock a mock, and so do devices called
             "meta".
         max_batch_size: requests at a time.
-        max_seq_len: most tokens of one request, prompt and output.
+        max_seq_len: most tokens of one request, prompt and output, up to 2**24.
         session: accepted for code written for other engines; not used.
         available_cache_memory: bytes for the pools, null pages included; of several devices a list, of which
             the least counts.
@@ -86,7 +84,7 @@ def load_kv_manager(
     if "meta" in params.devices:
         return cast(PagedKVCacheManager, _mock(PagedKVCacheManager))
     batch = whole_number(_given(max_batch_size, "max_batch_size"), "max_batch_size", most=2**20)
-    longest = whole_number(_given(max_seq_len, "max_seq_len"), "max_seq_len")
+    longest = whole_number(_given(max_seq_len, "max_seq_len"), "max_seq_len", most=LONGEST)
     available = _least_memory(available_cache_memory)
     if flag(is_di_enabled, "is_di_enabled"):
         raise ValueError("is_di_enabled=True: must be False, blocks do not move between replicas yet")
@@ -97,7 +95,7 @@ def load_kv_manager(
             f"page_size={params.page_size}: must be a multiple of page_size_multiple_of={multiple}, as the "
             f"kernels' pages are (try {f'{below} or ' if below else ''}{above})"
         )
-    params = _with_layout(params, layout)
+    params = with_layout(params, layout)
     plan = plan_cache(
         params,
         available,
@@ -128,20 +126,6 @@ def _sizes(plan: CachePlan) -> dict[str, Any]:
         return {"available_bytes": plan.available_bytes}
     pages = plan.num_pages
     return {"total_num_pages": pages if isinstance(plan.params, MultiKVCacheParams) else sum(pages.values())}
-
-
-def _with_layout(
-    params: KVCacheParams | MultiKVCacheParams, layout: str
-) -> KVCacheParams | MultiKVCacheParams:
-    where = "layout"
-    if layout == "auto" and (given := os.environ.get(LAYOUT_VARIABLE)):
-        where, layout = LAYOUT_VARIABLE, given
-    if layout not in get_args(MemoryLayout):
-        allowed = ", ".join(map(repr, get_args(MemoryLayout)))
-        raise ValueError(f"{where}={shown(layout)}: must be one of {allowed}")
-    if layout == "auto" or not isinstance(params, MultiKVCacheParams):
-        return params
-    return replace(params, layout=cast(MemoryLayout, layout))
 
 
 def _without_long_windows(

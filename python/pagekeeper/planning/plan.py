@@ -11,14 +11,11 @@ from pagekeeper.errors import CacheTooSmallError, shown
 from pagekeeper.groups import Groups
 from pagekeeper.params import FullAttention, KVCacheParams, MultiKVCacheParams
 from pagekeeper.params.checks import finite_number, whole_number
-from pagekeeper.planning.demand import Demand
+from pagekeeper.planning.demand import LONGEST, Demand
 from pagekeeper.shares import is_static, shares_of, warn_of_max_tokens
 from pagekeeper.slabs import GroupMemory
 
 __all__ = ["CachePlan", "calculate_max_num_blocks", "plan_cache"]
-
-LONGEST = 2**24
-"""Tokens of the longest request that is thought of where nothing else bounds it."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +283,10 @@ def calculate_max_num_blocks(
 
 def _parse_mix(given: object) -> dict[int, float]:
     mix = dict(given) if isinstance(given, Mapping) else {}
-    lengths = {whole_number(length, "length_mix"): finite_number(weight) for length, weight in mix.items()}
+    lengths = {
+        whole_number(length, "length_mix", most=LONGEST): finite_number(weight)
+        for length, weight in mix.items()
+    }
     if not lengths or not all(weight >= 0 for weight in lengths.values()) or sum(lengths.values()) == 0:
         raise ValueError(
             f"length_mix={shown(given)}: must be a mapping of tokens to weights from 0, one above 0"

@@ -10,6 +10,7 @@ from pagekeeper.errors import CacheTooSmallError
 from pagekeeper.models import HuggingFaceModel
 from pagekeeper.params import KVCacheParams, MultiKVCacheParams
 from pagekeeper.planning.plan import CachePlan, plan_cache
+from pagekeeper.shares import with_layout
 
 __all__ = ["DeviceMemory", "GroupReport", "LengthReport", "PlanReport", "WeightsSource", "report"]
 
@@ -161,6 +162,7 @@ def report(
         CacheTooSmallError: not one page.
         ValueError: a number is out of range.
     """
+    params = with_layout(params, params.layout if isinstance(params, MultiKVCacheParams) else "auto")
     plan = plan_cache(
         params,
         memory.cache,
