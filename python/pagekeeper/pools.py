@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from pagekeeper.errors import shown
+from pagekeeper.errors import CacheTooSmallError, shown
 from pagekeeper.params import KVCacheParams, PageRegion, whole_number
 
 if TYPE_CHECKING:
@@ -361,7 +361,8 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
     """Pages that a pool can hand out: as many as asked for, or as fit beside the null page.
 
     Raises:
-        ValueError: neither or both are given, one is out of range, or not one page fits.
+        CacheTooSmallError: not one page fits.
+        ValueError: neither or both are given, or one is out of range.
     """
     if (total_num_pages is None) == (available_bytes is None):
         raise ValueError("give total_num_pages or available_bytes, one of them")
@@ -370,8 +371,10 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
     available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
     pages = available_bytes // params.bytes_per_page - 1
     if not 1 <= pages < 2**31:
-        raise ValueError(
+        raise CacheTooSmallError(
             f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} "
-            "bytes beside the null page, must make 1 to 2**31 - 1"
+            "bytes beside the null page, must make 1 to 2**31 - 1",
+            needed=2 * params.bytes_per_page,
+            available=available_bytes,
         )
     return pages
