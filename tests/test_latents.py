@@ -9,7 +9,6 @@ import torch
 import pagekeeper as pk
 from model.engine import claimed, prefilled, row
 from pagekeeper.params import (
-    CrossAttention,
     IndexerKCache,
     KVCacheQuantizationConfig,
 )
@@ -224,14 +223,3 @@ def test_available_bytes_count_companions() -> None:
 
 def manager_of_bytes(params: pk.KVCacheParams, available_bytes: int) -> pk.PagedKVCacheManager:
     return pk.PagedKVCacheManager(params, available_bytes=available_bytes, max_batch_size=1)
-
-
-# What is not there yet
-
-
-def test_a_manager_refuses_groups_of_kinds_that_it_does_not_serve() -> None:
-    params = pk.MHAKVCacheParams(
-        dtype="float32", n_kv_heads=1, head_dim=4, num_layers=1, page_size=4, kind=CrossAttention()
-    )
-    with pytest.raises(ValueError, match=r"^params.kind=CrossAttention\(.*\): is not there yet"):
-        manager(params)

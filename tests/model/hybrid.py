@@ -126,7 +126,9 @@ class Session:
         }
         self.hears = behaviour["event_buffer_max_size"] > 0
         self.index = BlockIndex()
-        self.parts = behaviour["enable_partial_reuse"] and not states
+        self.parts = behaviour["enable_partial_reuse"] and not any(
+            isinstance(group.kind, Recurrent) for group in self.states
+        )
         options = {"max_num_input_tokens": choose([None, 5, 12]), "reserve": choose(["chunk", "prompt"])}
         self.trace = [f"page_size={self.page_size} {behaviour} {options} {every}"]
         params: Any = {group.name: group.params(self.page_size, **behaviour) for group in every}

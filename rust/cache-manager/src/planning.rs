@@ -241,9 +241,8 @@ impl Ledger {
                 }
             }
             if let Some(partial) = plan.partial {
-                let (groups, Scratch { plans, pages, taken_over, .. }) =
-                    (self.config.groups.len(), &mut *scratch);
-                partial.enter(index, groups, plans, pages, taken_over);
+                let Scratch { plans, pages, taken_over, .. } = &mut *scratch;
+                partial.enter(index, &self.config, plans, pages, taken_over);
             }
             scratch.plans.push(plan);
         }
@@ -401,13 +400,15 @@ impl Ledger {
             } else if kind.is_recurrent() {
                 Ledger::new_state(start)
             } else if kind.lasts() {
-                u32::from(row.pages.is_empty())
+                if row.pages.is_empty() { kind.lasting(sequence.encoder, page_size) } else { 0 }
             } else if load > 0 {
                 load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
             } else {
                 blocks_behind(held, covered, page_size)
             };
-            if !plain {
+            if !plain && kind.lasts() {
+                at_most.push(kind.lasting(sequence.encoder, page_size));
+            } else if !plain {
                 // Now, and when the last token is computed.
                 let (now, last) =
                     (kind.held(start, covered, page_size), kind.held(most - 1, most, page_size));
