@@ -153,6 +153,7 @@ def report(
     max_batch_size: int,
     max_num_input_tokens: int | None,
     num_draft_tokens: int,
+    encoder_length: int | None,
     lengths: Sequence[int],
 ) -> PlanReport:
     """What fits of a model in the memory that is left for its cache.
@@ -167,6 +168,7 @@ def report(
         max_batch_size,
         max_num_input_tokens=max_num_input_tokens,
         num_draft_tokens=num_draft_tokens,
+        encoder_length=encoder_length,
     )
     longest = plan.longest(max_seq_len)
     asked = longest or 1
