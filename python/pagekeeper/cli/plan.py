@@ -274,7 +274,7 @@ def _facts(planned: PlanReport) -> Table:
             "  that a request keeps", f"{planned.bytes_per_token_kept:,}", "the rest leaves its window"
         )
         fixed = shown_size(planned.fixed_bytes_per_request)
-        table.add_row("  beside, per request", fixed, "in windows and states")
+        table.add_row("  beside, per request", fixed, "in windows, states, an encoder's pages")
     table.add_row("Tokens in the cache", f"{planned.capacity_tokens:,}", "of requests as long as may be")
     table.add_row("Tiers, if wanted", f"{planned.host_gb:,} GiB", "of host memory: host_offload_max_gb")
     table.add_row("", f"{planned.disk_gb:,} GiB", "of disk: disk_offload_max_gb")

@@ -75,7 +75,7 @@ class CachePlan:
         return dict(zip(self.groups, self.demand.pages(tokens), strict=True))
 
     def fixed_bytes(self, tokens: int) -> int:
-        """Bytes of a request in windows and states, which do not grow once the windows are full.
+        """Bytes of a request that do not grow once windows are full: of these, states, an encoder's pages.
 
         Beside them it has `params.bytes_per_token_kept` bytes a token, in whole pages.
 
