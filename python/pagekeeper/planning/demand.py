@@ -27,7 +27,8 @@ class Demand:
         encoder_length: tokens that an encoder makes for it. Groups of cross attention need it.
 
     Raises:
-        ValueError: a number is out of range, or drafts are not there beside one of the groups.
+        ValueError: a number is out of range, drafts are not there beside one of the groups, or a group is of
+            cross attention.
     """
 
     def __init__(
@@ -38,6 +39,12 @@ class Demand:
         encoder_length: int | None = None,
     ) -> None:
         self._groups = Groups(params)
+        for kind in self._groups.kinds:
+            if isinstance(kind, CrossAttention):
+                raise ValueError(
+                    f"params: has a group of {kind}, which is not planned yet: its pages are as many as the "
+                    "encoder's tokens need; give total_num_pages"
+                )
         self._chunk = max_num_input_tokens
         if max_num_input_tokens is not None:
             self._chunk = whole_number(max_num_input_tokens, "max_num_input_tokens")
