@@ -27,8 +27,8 @@ class Demand:
         encoder_length: tokens that an encoder makes for it. Groups of cross attention need it.
 
     Raises:
-        ValueError: a number is out of range, drafts are not there beside one of the groups, or a group is of
-            cross attention.
+        ValueError: a number is out of range, drafts are not there beside one of the groups, or the encoder's
+            tokens are missing.
     """
 
     def __init__(
@@ -39,18 +39,12 @@ class Demand:
         encoder_length: int | None = None,
     ) -> None:
         self._groups = Groups(params)
-        for kind in self._groups.kinds:
-            if isinstance(kind, CrossAttention):
-                raise ValueError(
-                    f"params: has a group of {kind}, which is not planned yet: its pages are as many as the "
-                    "encoder's tokens need; give total_num_pages"
-                )
         self._chunk = max_num_input_tokens
         if max_num_input_tokens is not None:
             self._chunk = whole_number(max_num_input_tokens, "max_num_input_tokens")
         self._drafts = whole_number(num_draft_tokens, "num_draft_tokens", 0, 2**16 - 1)
         self.encoder_length = encoder_length
-        if encoder_length is None and any(isinstance(it.kind, CrossAttention) for it in self._groups.params):
+        if encoder_length is None and any(isinstance(kind, CrossAttention) for kind in self._groups.kinds):
             raise ValueError("encoder_length: missing; pages of cross attention are for an encoder's tokens")
         if encoder_length is not None:
             self.encoder_length = whole_number(encoder_length, "encoder_length")
