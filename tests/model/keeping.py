@@ -70,10 +70,11 @@ class Keeping(Tails):
                     known += 1
         return known
 
-    def store_computed(self, request: Request) -> list[int]:
-        """Offers to the tree what is full, known and computed; gives the blocks that the lead has got."""
+    def store_computed(self, request: Request) -> list[list[int]]:
+        """Offers to the tree what is full, known and computed; gives the blocks that each group has got."""
         computed = min(request.processed, len(request.known)) // self.page_size
-        new: list[int] = []
+        stored: list[list[int]] = [[] for _ in self.pools]
+        new = stored[self.pools.index(self.lead)]
         run: list[Content] = []
         priority = self.lead.default
         first = reused = request.offered
@@ -83,7 +84,7 @@ class Keeping(Tails):
             if self.is_remembered(content):
                 reused = block + 1
             was_whole = self.is_whole(content)
-            for pool, row in zip(self.pools, request.rows, strict=True):
+            for pool, row, got in zip(self.pools, request.rows, stored, strict=True):
                 if not self._offers(request, pool, block) or not row[block]:
                     continue
                 page = row[block]
@@ -94,6 +95,7 @@ class Keeping(Tails):
                 if kept is not None:
                     pool.retain(page, *kept)
                 if pool is not self.lead:
+                    got.append(block)
                     continue
                 follows = bool(new) and new[-1] == block - 1 and priority == pool.priority[page]
                 if run and not follows:
@@ -110,7 +112,7 @@ class Keeping(Tails):
         for pool in self.pools:
             self.mark_reused(request, pool, range(first, reused))
         self.counts["published_blocks"] += len(new)
-        return new
+        return stored
 
     def _offers(self, request: Request, pool: Pool, block: int) -> bool:
         """Whether the page of a block is for others too: of states the snapshots are."""

@@ -56,7 +56,7 @@ impl Ledger {
 
     fn in_use(&self) -> LedgerError {
         let holds = |sequence: &Sequence| {
-            let returning = sequence.suspension.as_ref().is_some_and(|it| !it.pages().is_empty());
+            let returning = sequence.suspension.as_ref().is_some_and(|it| it.pages().next().is_some());
             returning || !sequence.holds_no_page() || sequence.load.is_some()
         };
         LedgerError::InUse {

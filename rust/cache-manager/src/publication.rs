@@ -46,7 +46,7 @@ impl Ledger {
     fn publish_up_to(&mut self, slot: SlotId, computed: usize) {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
         sequence.hash_known(self.config.page_size as usize);
-        self.published.clear();
+        self.published.iter_mut().for_each(Vec::clear);
         let first = sequence.nodes.len();
         let mut publication = Publication {
             config: &self.config,
@@ -84,8 +84,8 @@ struct Publication<'a> {
     evicted: &'a mut EvictedKeys,
     counters: &'a mut Counters,
     reader: &'a mut BlockReader,
-    /// Blocks that are new in the cache.
-    published: &'a mut Vec<usize>,
+    /// Blocks that are new in the cache, of each group.
+    published: &'a mut [Vec<usize>],
     /// The last of them, not told yet.
     run: Run,
     /// One past the last block that was stored before, now or by somebody else.
@@ -199,6 +199,7 @@ impl Publication<'_> {
         if let Some(retention) = sequence.retention_of(block, page_size) {
             pool.retain(page, retention);
         }
+        self.published[group.index()].push(block);
         if group != self.config.lead() {
             return;
         }
@@ -207,7 +208,6 @@ impl Publication<'_> {
         }
         self.evicted.forget(keys[block]);
         self.counters.published_blocks += 1;
-        self.published.push(block);
         if let Some(before) = self.run.add(block, pool.priority(page)) {
             self.events.stored(|| before.of(sequence, page_size));
         }

@@ -43,8 +43,8 @@ impl Ledger {
             if let Some(retention) = retention {
                 pool.retain(page, retention);
             }
+            self.demotion.published(group, page, None);
         }
-        self.demotion.published(pages[0], None);
         self.counters.stored_tails += 1;
         if let Some(shorter) = shorter {
             self.drop_tail(shorter);
