@@ -70,7 +70,7 @@ def play(groups: int, states: int, first_seed: int, sessions: int, *, tiers: boo
     for seed in seeds:
         session = Session(seed, groups, states, tiers=tiers)
         try:
-            happened += session.run(calls=80)
+            happened += session.run(calls=160 if tiers else 80)
         except Exception as error:
             calls = "\n".join(session.trace)
             error.add_note(

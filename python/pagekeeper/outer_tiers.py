@@ -104,6 +104,8 @@ class OuterTiers:
             jobs = core.alloc_with_loads(batch, num_tokens, loads)
         else:
             there = [(0, []) if one is None else self._there(one) for one in wanted]
+            if not plan and not any(any(of_group) for _, lists in there for of_group in lists):
+                return transfers
             jobs = core.alloc_with_blocks(batch, num_tokens, there, not plan)
         place = {slot: position for position, slot in enumerate(slots)}
         ended: list[int] = []

@@ -174,7 +174,7 @@ class Session:
             config["disk_offload_max_gb"] = 2**22 / 2**30
         return {
             "kv_connector_config": config,
-            "write_policy": choose(["write_through", "selective", "on_evict"]),
+            "write_policy": choose(["write_through", "write_through", "selective", "on_evict"]),
             "selective_min_hits": 1,
         }
 
@@ -259,6 +259,7 @@ class Session:
         self.kv.preempt([one.ctx for one in self.live])
         for one in self.live:
             one.start_over(0)
+        self.settle()
         batch = self.able()[:1]
         waiting = self.counts["InsufficientBlocksError"]
         if batch and self.plan(batch, [self.random.choice([1, LONGEST])]):
@@ -390,6 +391,7 @@ class Session:
                     self.kv.preempt(one.ctx)
                     one.start_over(0)
         self.note("sleep")
+        self.settle()
         held = any(self.holds_a_page(one) for one in self.live)
         try:
             self.kv.sleep()

@@ -44,7 +44,7 @@ class Stage:
 
     Args:
         seed: of everything.
-        several: up to four groups of layers of any kind; else one that keeps all. Both perhaps before a tier.
+        several: up to five groups of layers of any kind; else one that keeps all. Both perhaps before a tier.
     """
 
     def __init__(self, seed: int, *, several: bool = False) -> None:
@@ -136,10 +136,10 @@ class Stage:
         return [group.kind for group in self.groups] == [Full()]
 
     def random_groups(self) -> list[Group]:
-        """One to four groups, of windows that are mostly shorter than what comes."""
+        """One to five groups, of windows that are mostly shorter than what comes."""
         most = 24 if self.page_size < 16 else 8
         groups, states = [], self.random.random() < 0.5
-        for _ in range(self.random.choice([1, 2, 2, 2, 3, 3, 4])):
+        for _ in range(self.random.choice([1, 2, 2, 2, 3, 3, 4, 5])):
             tokens = self.random.choice([1, 2, 3, 4, 5, 7, 8, 16, 20, 33])
             sinks = self.random.choice([0, 0, 0, 1, self.page_size, self.page_size + 2])
             windows: list[Kind] = [Window(tokens, sinks), Window(tokens, sinks)]

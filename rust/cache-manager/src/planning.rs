@@ -399,9 +399,10 @@ impl Ledger {
         start += partial.map_or(0, |partial| partial.run);
         let taken_over = u32::from(partial.is_some_and(|partial| partial.takes_over));
         let forward = sequence.forward(start, self.config.most_tokens(bound));
+        let counts = load.is_some() || !loads.are_all(); // else it is not planned
         let limit = self.config.max_blocks_per_request(sequence.drafts);
         let most = forward.len + sequence.draft_room([].iter());
-        if u64::from(most) > u64::from(limit) * u64::from(page_size) {
+        if counts && u64::from(most) > u64::from(limit) * u64::from(page_size) {
             let group = self.config.lead();
             let room = self.room(group, most.div_ceil(page_size), self.pools.available(group));
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
@@ -428,7 +429,7 @@ impl Ledger {
             }
             scratch.pages.push(NewPages { new, copies: sequence.exposed && !kind.lasts() });
         }
-        if !plain {
+        if counts && !plain {
             self.check_capacity(slot, most, &at_most)?;
         }
         let load = load.filter(|load| self.plan_load_pages(load, slot, start, bound, hit_end, scratch));
