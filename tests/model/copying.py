@@ -8,7 +8,7 @@ from typing import Any
 from model.keeping import Keeping
 from model.pool import NULL, Content, Group, Pool
 from model.requests import Load, Plan, Request
-from model.windows import Recurrent, Scratch, blocks_behind, is_usable, needed_blocks, release_order
+from model.windows import Scratch, blocks_behind, is_usable, needed_blocks, release_order
 from model.writing import WRITE_POLICIES
 
 
@@ -204,10 +204,13 @@ class Copying(Keeping):
         blocks = self.to_load(request, plan.first_load, end)
         pages: list[dict[int, int]] = []
         rests: list[list[int]] = []
-        for pool, fresh, wanted in zip(self.pools, plan.fresh, blocks, strict=True):
+        spare: list[list[int]] = []
+        for pool, fresh, rest, wanted in zip(self.pools, plan.fresh, plan.rest, blocks, strict=True):
             taken = [self.take_page(pool) for _ in range(fresh)]
+            end_of_rest = len(wanted) + rest
             pages.append(dict(zip(wanted, taken, strict=False)))
-            rests.append(taken[len(wanted) :])
+            rests.append(taken[len(wanted) : end_of_rest])
+            spare.append(taken[end_of_rest:])
         contents = [[request.content(block, self.page_size) for block in wanted] for wanted in blocks]
         copy = self.start_copy([list(part.values()) for part in pages], contents, request.name)
         loaded = sum(map(len, blocks))
@@ -215,7 +218,7 @@ class Copying(Keeping):
             part |= held
         gain = end * self.page_size - request.processed
         request.cached += gain
-        request.load = Load(copy, plan.first_load, end, pages, rests, loaded, gain)
+        request.load = Load(copy, plan.first_load, end, pages, rests, spare, loaded, gain)
         return copy
 
     def _land(self, request: Request) -> None:
@@ -231,12 +234,9 @@ class Copying(Keeping):
             for page in reversed(row[load.first : load.end]):
                 pool.let_go(page)
             pages = [load.pages[group].get(block, NULL) for block in range(load.first, load.end)]
-            request.rows[group] = row[: load.first] + pages + row[load.end :]
-            if isinstance(pool.kind, Recurrent):
-                for page in rest:
-                    pool.let_go(page)
-            else:
-                request.rows[group] += rest
+            request.rows[group] = row[: load.first] + pages + row[load.end :] + rest
+            for page in load.spare[group]:
+                pool.let_go(page)
         self.counts["loaded_blocks"] += load.loaded
         self.counts["loaded_tokens"] += load.gain
         request.processed = load.end * self.page_size
@@ -253,8 +253,9 @@ class Copying(Keeping):
         load, request.load = request.load, None
         if load is not None:
             request.cached -= load.gain
-            for pool, pages, rest in zip(self.pools, load.pages, load.rests, strict=True):
-                for page in reversed(rest):
+            parts = zip(self.pools, load.pages, load.rests, load.spare, strict=True)
+            for pool, pages, rest, spare in parts:
+                for page in reversed([*rest, *spare]):
                     pool.let_go(page)
                 for block in release_order(pool.kind, load.end, self.page_size):
                     if block in pages:

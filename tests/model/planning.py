@@ -163,6 +163,7 @@ class Planning(Parts, States):
             plan.copied.append(False)
             if not pool.has_blocks:
                 fresh = self.fresh_states(pool, row, start)
+                plan.rest.append(fresh if isinstance(pool.kind, Scratch) else 0)
                 if load and isinstance(pool.kind, Recurrent):
                     fresh = len(loaded[group]) + 1  # to copy the state to
                 plan.fresh.append(fresh)
@@ -170,10 +171,11 @@ class Planning(Parts, States):
             held = max(len(row), end) + bool(part and part.takes_over)
             prompt = request.context if self.reserve == "prompt" and pool.keeps_all else 0
             wanted = self.blocks(max(plan.reach, prompt))
+            fresh = max(0, wanted - held)
+            plan.rest.append(fresh)
             if load:
-                held = max(held, last)
-                wanted = self.blocks(self._reach_behind(plan, pool, bound))
-            plan.fresh.append(len(loaded[group]) + max(0, wanted - held))
+                plan.rest[-1], fresh = self._behind_load(plan, group, bound, fresh)
+            plan.fresh.append(fresh)
         return plan
 
     def _reach_behind(self, plan: Plan, pool: Pool, bound: int | None) -> int:
@@ -184,6 +186,19 @@ class Planning(Parts, States):
             tokens = min(tokens, behind + min(bound or tokens, self.chunk or tokens))
         return tokens + 2 * plan.request.drafts
 
+    def _behind_load(self, plan: Plan, group: int, bound: int | None, without: int) -> tuple[int, int]:
+        """Pages of a group for what follows a load, and with those of the load itself.
+
+        With these there is room for the forward `without` it too, which takes so many, if nothing comes.
+        """
+        request, pool, row = plan.request, self.pools[group], plan.request.rows[group]
+        last = plan.first_load + plan.load
+        loaded = len(self.to_load(request, plan.first_load, last)[group])
+        wanted = self.blocks(self._reach_behind(plan, pool, bound))
+        rest = max(0, wanted - max(len(row), plan.end, last))
+        copied = [page for page in row[plan.start // self.page_size :][:1] if self.must_copy(pool, page, 0)]
+        return rest, max(loaded + rest, without + len(copied))
+
     def _load_fits(self, plan: Plan, bound: int | None) -> bool:
         """Whether there could be room for it beside what the request has then."""
         first, last = plan.first_load, plan.first_load + plan.load
@@ -193,11 +208,13 @@ class Planning(Parts, States):
                 continue
             held = max(len(row), plan.end)
             behind = blocks_behind(pool.kind, plan.start, self.page_size)
-            rest = self.blocks(self._reach_behind(plan, pool, bound)) - max(held, last)
             if isinstance(pool.kind, Recurrent):
-                rest = 1
-            new = len(loaded[group]) + len(bridge[group]) + max(0, rest)
-            if held - len(behind) + new > pool.pages:
+                new = len(loaded[group]) + 1
+            else:
+                prompt = plan.request.context if self.reserve == "prompt" and pool.keeps_all else 0
+                without = max(0, self.blocks(max(plan.reach, prompt)) - held)
+                new = self._behind_load(plan, group, bound, without)[1]
+            if held - len(behind) + len(bridge[group]) + new > pool.pages:
                 return False
         return True
 

@@ -80,6 +80,8 @@ class Load:
     """Of each group: the page of each block that it needs, loaded or on the device before."""
     rests: list[list[int]]
     """Of each group: pages for what follows them."""
+    spare: list[list[int]]
+    """Of each group: pages that are free when it has ended."""
     loaded: int
     """Pages that come from the tier."""
     gain: int
@@ -189,6 +191,8 @@ class Plan:
     """Pages of the request's own that it does not need after the hit, in this order."""
     fresh: list[int] = field(default_factory=list)
     """Pages to take: for the load and the rest of the prompt, or for the forward."""
+    rest: list[int] = field(default_factory=list)
+    """Of those behind a load's, how many it needs if it lands."""
     bridge: list[dict[int, int]] = field(default_factory=list)
     """Stored pages that a load leads over, by block."""
     copied: list[bool] = field(default_factory=list)

@@ -4,7 +4,8 @@
 //! request then waits: it holds the pages that the load fills, stored blocks of the device that the hit needs beside
 //! them, and pages for the rest of its tokens and drafts, so that two requests that wait cannot starve each other, and
 //! the forward that comes after the load fits however it ends. Of a window there are pages for that forward alone, as
-//! for every chunk; of states, the page that the loaded one is copied to, which is free when the load has ended. When the load has landed its blocks are published; when it failed, nothing of it is left.
+//! for every chunk: the one behind the load, or the one without it if that takes more; of states, also the page that
+//! the loaded one is copied to. What is not used of these is free when the load has ended. When the load has landed its blocks are published; when it failed, nothing of it is left.
 
 use crate::blocks::{BlockReader, Prefix};
 use crate::config::LedgerConfig;
@@ -26,6 +27,8 @@ pub(crate) struct LoadPlan {
     pub(crate) end: u32,
     /// Where each of these blocks comes from, for each group.
     pub(crate) sources: SmallVec<[Vec<Source>; 1]>,
+    /// Pages for the rest of the request's tokens and drafts, in each group: known when there is room for them.
+    pub(crate) rest: SmallVec<[u32; 1]>,
 }
 
 /// Where a block comes from.
@@ -42,7 +45,8 @@ pub(crate) enum Source {
 impl LoadPlan {
     /// All blocks from `first` to `end`, of the only group.
     pub(crate) fn run(first: u32, end: u32) -> LoadPlan {
-        LoadPlan { first, end, sources: smallvec![vec![Source::Tier; (end - first) as usize]] }
+        let sources = smallvec![vec![Source::Tier; (end - first) as usize]];
+        LoadPlan { first, end, sources, rest: SmallVec::new() }
     }
 
     /// Stored pages of the device that it takes in a group.
@@ -76,12 +80,15 @@ pub(crate) struct LoadRow {
     pub(crate) loaded: u32,
     /// Pages for the rest of the request's tokens and drafts.
     pub(crate) rest: Vec<PageId>,
+    /// Pages that are free when it has ended: for the forward from where the request stands now, if nothing came, and
+    /// to copy a state to.
+    pub(crate) spare: Vec<PageId>,
 }
 
 impl LoadRow {
     /// The pages that it holds.
     pub(crate) fn held(&self) -> impl DoubleEndedIterator<Item = PageId> {
-        self.pages.iter().chain(&self.rest).copied().filter(|&page| page != PageId::NULL)
+        self.pages.iter().chain(&self.rest).chain(&self.spare).copied().filter(|&page| page != PageId::NULL)
     }
 }
 
@@ -246,7 +253,8 @@ impl Ledger {
             None => Source::Tier,
         };
         let sources = |group| (first..end).map(|block| source(group, block)).collect::<Vec<_>>();
-        let plan = LoadPlan { first, end, sources: config.group_ids().map(sources).collect() };
+        let sources = config.group_ids().map(sources).collect();
+        let plan = LoadPlan { first, end, sources, rest: SmallVec::new() };
         config.group_ids().any(|group| plan.loaded(group) > 0).then_some(plan)
     }
 
@@ -269,10 +277,11 @@ impl Ledger {
                     }
                 });
             }
-            let rest = taken.collect();
+            let rest = taken.by_ref().take(plan.rest[group.index()] as usize).collect();
+            let spare = taken.collect();
             let of_load = blocks[first..].iter().map(|&block| (block, pages[block - plan.first as usize]));
             loaded.add_group(of_load, self.config.kind(group).needed(0, self.config.page_size).sinks);
-            rows.push(LoadRow { loaded: (blocks.len() - first) as u32, pages, rest });
+            rows.push(LoadRow { loaded: (blocks.len() - first) as u32, pages, rest, spare });
         }
         let last_step = self.slots.get(slot)?.last_step;
         self.fills.copied_to(loaded.iter());
@@ -316,11 +325,8 @@ impl Ledger {
             let kept = row.pages.split_off(held);
             row.pages.truncate(first);
             row.pages.extend(of_load.pages.iter().chain(&kept));
-            if self.config.kind(group).is_recurrent() {
-                of_load.rest.iter().for_each(|&page| self.pools[group].release(page, last_step));
-            } else {
-                row.pages.extend(of_load.rest);
-            }
+            row.pages.extend(of_load.rest);
+            of_load.spare.iter().for_each(|&page| self.pools[group].release(page, last_step));
             self.counters.loaded_blocks += u64::from(of_load.loaded);
         }
         self.counters.loaded_tokens += u64::from(tokens);
@@ -350,7 +356,7 @@ pub(crate) fn drop_load(
 fn undo(sequence: &mut Sequence, load: &Load, config: &LedgerConfig, pools: &mut Pools, tree: &PrefixTree) {
     sequence.cached -= load.tokens(sequence.position, config.page_size);
     for (group, row) in config.group_ids().zip(&load.rows) {
-        for &page in row.rest.iter().rev() {
+        for &page in row.rest.iter().chain(&row.spare).rev() {
             pools[group].release(page, sequence.last_step);
         }
         let (kind, end) = (config.kind(group), load.end as usize);

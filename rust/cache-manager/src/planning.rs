@@ -432,16 +432,19 @@ impl Ledger {
         if counts && !plain {
             self.check_capacity(slot, most, &at_most)?;
         }
-        let load = load.filter(|load| self.plan_load_pages(load, slot, start, bound, hit_end, scratch));
+        let load = load.and_then(|mut load| {
+            self.plan_load_pages(&mut load, slot, start, bound, hit_end, scratch).then_some(load)
+        });
         let Forward { end, placeholder, drafts, .. } = forward;
         Ok(Plan { slot, hit, partial, missed, start, end, placeholder, drafts, load: load.map(Box::new) })
     }
 
-    /// What a load takes in place of what the newest plan takes, which is for the forward after `start`. False if it is
-    /// more than there could ever be: then it is not loaded.
+    /// What a load takes in place of what the newest plan takes, which is for the forward after `start`: at least as
+    /// much, so that this forward fits if nothing comes. False if it is more than there could ever be: then it is not
+    /// loaded.
     fn plan_load_pages(
         &self,
-        load: &LoadPlan,
+        load: &mut LoadPlan,
         slot: SlotId,
         start: u32,
         bound: Option<u32>,
@@ -456,18 +459,23 @@ impl Ledger {
         let mut held = SmallVec::<[u32; 1]>::new();
         let first = scratch.pages.len() - self.config.groups.len();
         let mut planned: SmallVec<[NewPages; 1]> = SmallVec::new();
-        for (row, group) in sequence.rows.iter().zip(self.config.group_ids()) {
+        for ((row, group), without) in
+            sequence.rows.iter().zip(self.config.group_ids()).zip(&scratch.pages[first..])
+        {
             let kind = self.config.kind(group);
             let covered = if kind.forgets() { chunk } else { sequence.len() + drafts };
             let before = (row.pages.len() as u32).max(hit_end);
-            let rest = covered.div_ceil(page_size).saturating_sub(before.max(load.end));
-            let new = if kind.lasts() {
-                u32::from(row.pages.is_empty())
+            let (rest, least) = if kind.lasts() {
+                (without.new, 0)
             } else if kind.is_recurrent() {
-                load.loaded(group) + 1 // to copy the state to
+                (0, load.loaded(group) + 1) // to copy the state to
             } else {
-                load.loaded(group) + rest
+                let copies = without.copies && self.must_copy(sequence, group, start, &mut Leaving::new());
+                let rest = covered.div_ceil(page_size).saturating_sub(before.max(load.end));
+                (rest, without.new + u32::from(copies))
             };
+            load.rest.push(rest);
+            let new = (load.loaded(group) + rest).max(least);
             planned.push(NewPages { new, copies: false });
             let needed = kind.needed(start, page_size);
             let here = needed.sinks.min(needed.from) + before.saturating_sub(needed.from);
