@@ -50,11 +50,7 @@ impl Ledger {
     pub fn check_unused(&self) -> Result<(), LedgerError> {
         self.check_awake()?;
         let held = |group| self.pools[group].held() > self.pools[group].in_flight();
-        if self.config.group_ids().any(held) {
-            Err(self.in_use())
-        } else {
-            Ok(())
-        }
+        if self.config.group_ids().any(held) { Err(self.in_use()) } else { Ok(()) }
     }
 
     fn in_use(&self) -> LedgerError {
