@@ -67,7 +67,8 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
             if a directory is named, at most nine tenths of what is free there.
         disk_rank: which of the processes that serve one model this is, from 0. Each has a store of its own in
             the directory, as `rank-0`.
-        num_disk_workers: most disk operations in flight, at least 1; more than 1024 are not used.
+        num_disk_workers: most reads, and most writes, of the disk in flight, at least 1; more than 1024
+            are not used.
         fsync: when what was written to disk is synced: "batch" many blocks at a time, "always" each block,
             "none" whenever the system does.
         block_store_endpoint: address of the distributed store, such as "tcp://host:port" or "ipc:///path".

@@ -68,6 +68,11 @@ fn try_once(file: &dyn BlockFile, io: &Io, from: usize) -> io::Result<()> {
     }
 }
 
+/// Operations that run at once in an engine of such a depth: where writes fill it, reads have a quarter more.
+pub(crate) fn places(depth: usize) -> usize {
+    depth + depth.div_ceil(4)
+}
+
 /// Operations that wait for a thread, and how many are on their way.
 pub(crate) struct Queue {
     state: Mutex<State>,
@@ -82,38 +87,44 @@ pub(crate) struct Queue {
 struct State {
     reads: VecDeque<Operation>,
     writes: VecDeque<Operation>,
+    running_reads: usize,
     running_writes: usize,
-    /// Most of them: a disk that answers no write goes on reading.
-    most_writes: usize,
-    running: usize,
+    /// Most reads, and most writes.
+    depth: usize,
     closed: bool,
 }
 
 impl State {
     fn is_idle(&self) -> bool {
-        self.running == 0 && self.reads.is_empty() && self.writes.is_empty()
+        self.running_reads + self.running_writes == 0 && self.reads.is_empty() && self.writes.is_empty()
     }
 
+    /// Reads first. Writes leave places for them: a disk that answers no write goes on reading.
     fn pop(&mut self) -> Option<Operation> {
-        let next = match self.reads.pop_front() {
-            None if self.running_writes < self.most_writes => self.writes.pop_front()?,
-            read => read?,
-        };
-        self.running += 1;
-        self.running_writes += usize::from(next.write);
+        if self.running_reads + self.running_writes == places(self.depth) {
+            return None;
+        }
+        let (reads, writes) = (self.running_reads < self.depth, self.running_writes < self.depth);
+        let read = if reads { self.reads.pop_front() } else { None };
+        let next = read.or_else(|| if writes { self.writes.pop_front() } else { None })?;
+        *self.running(next.write) += 1;
         Some(next)
+    }
+
+    fn running(&mut self, write: bool) -> &mut usize {
+        if write { &mut self.running_writes } else { &mut self.running_reads }
     }
 }
 
 impl Queue {
-    /// A queue of which up to `depth` operations run at once, a quarter of them reads alone.
+    /// A queue of which up to `depth` reads or `depth` writes run at once, and both in `places(depth)`.
     pub(crate) fn new(depth: usize) -> Arc<Queue> {
         let state = State {
             reads: VecDeque::new(),
             writes: VecDeque::new(),
+            running_reads: 0,
             running_writes: 0,
-            most_writes: depth.saturating_sub(depth.div_ceil(4)).max(1),
-            running: 0,
+            depth,
             closed: false,
         };
         Arc::new(Queue {
@@ -155,8 +166,7 @@ impl Queue {
     /// An operation that was taken has ended.
     pub(crate) fn ended(&self, write: bool) {
         let mut state = self.state.lock();
-        state.running -= 1;
-        state.running_writes -= usize::from(write);
+        *state.running(write) -= 1;
         if state.is_idle() {
             self.idle.notify_all();
         }

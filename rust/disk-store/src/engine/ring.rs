@@ -1,6 +1,6 @@
 //! The kernel's ring: one thread keeps many reads and writes on their way.
 
-use super::{Engine, Operation, Queue, carry_out};
+use super::{Engine, Operation, Queue, carry_out, places};
 use crate::file::{BlockFile, is_refusal};
 use crate::operation::Io;
 use crate::store::Failure;
@@ -29,7 +29,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Starts a ring of up to `depth` operations.
+    /// Starts a ring of up to `depth` reads, or writes, and a quarter more of both together.
     ///
     /// # Errors
     /// The kernel has no rings, or they may not be used here; the file is none of the system's.
@@ -37,15 +37,16 @@ impl Ring {
         if file.descriptor(0, 0).is_none() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let ring = IoUring::new((depth + 1).next_power_of_two().max(2) as u32)?;
+        let places = places(depth);
+        let ring = IoUring::new((places + 1).next_power_of_two().max(2) as u32)?;
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let queue = Queue::new(depth);
-        let on_its_way = (0..depth).map(|_| None).collect();
+        let on_its_way = (0..places).map(|_| None).collect();
         let mut lane = Lane {
             ring,
             file,
             bell: Arc::clone(&bell),
-            free: (0..depth).collect(),
+            free: (0..places).collect(),
             on_its_way,
             ended: VecDeque::new(),
             queue: Arc::clone(&queue),

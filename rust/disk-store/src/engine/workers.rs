@@ -1,6 +1,6 @@
 //! Threads that read and write, one operation each at a time.
 
-use super::{Engine, Operation, Queue, carry_out};
+use super::{Engine, Operation, Queue, carry_out, places};
 use crate::file::BlockFile;
 use parking_lot::Mutex;
 use std::io;
@@ -16,13 +16,13 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` threads.
+    /// Starts threads for up to `depth` reads, or writes, and a quarter more of both together.
     ///
     /// # Errors
     /// The system starts no more.
-    pub fn start(file: &Arc<dyn BlockFile>, count: usize) -> io::Result<Workers> {
-        let workers = Workers { queue: Queue::new(count), threads: Mutex::default() };
-        for number in 0..count {
+    pub fn start(file: &Arc<dyn BlockFile>, depth: usize) -> io::Result<Workers> {
+        let workers = Workers { queue: Queue::new(depth), threads: Mutex::default() };
+        for number in 0..places(depth) {
             let (queue, file) = (Arc::clone(&workers.queue), Arc::clone(file));
             let thread = std::thread::Builder::new().name(format!("pk-disk-{number}"));
             match thread.spawn(move || work(&queue, &*file)) {
