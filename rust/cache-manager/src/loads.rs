@@ -13,7 +13,8 @@ use crate::copies::{CopyEnd, CopyId, CopyJob, CopyPages, let_go};
 use crate::error::LedgerError;
 use crate::groups::joint_hit;
 use crate::ledger::{Ledger, parent_after};
-use crate::planning::NewPages;
+use crate::page_copies::Leaving;
+use crate::planning::{NewPages, Scratch};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_hash::{Chain, Guards, Identity};
@@ -256,6 +257,58 @@ impl Ledger {
         let sources = config.group_ids().map(sources).collect();
         let plan = LoadPlan { first, end, sources, rest: SmallVec::new() };
         config.group_ids().any(|group| plan.loaded(group) > 0).then_some(plan)
+    }
+
+    /// What a load takes in place of what the newest plan takes, which is for the forward after `start`: at least as
+    /// much, so that this forward fits if nothing comes. False if it is more than there could ever be: then it is not
+    /// loaded.
+    pub(crate) fn plan_load_pages(
+        &self,
+        load: &mut LoadPlan,
+        slot: SlotId,
+        start: u32,
+        bound: Option<u32>,
+        hit_end: u32,
+        scratch: &mut Scratch,
+    ) -> bool {
+        let Some(sequence) = self.slots.get(slot) else { return false };
+        let page_size = self.config.page_size;
+        let drafts = sequence.draft_room([].iter());
+        let most = self.config.most_tokens(bound);
+        let chunk = sequence.len().min((load.end * page_size).saturating_add(most)) + drafts;
+        let mut held = SmallVec::<[u32; 1]>::new();
+        let first = scratch.pages.len() - self.config.groups.len();
+        let mut planned: SmallVec<[NewPages; 1]> = SmallVec::new();
+        for ((row, group), without) in
+            sequence.rows.iter().zip(self.config.group_ids()).zip(&scratch.pages[first..])
+        {
+            let kind = self.config.kind(group);
+            let covered = if kind.forgets() { chunk } else { sequence.len() + drafts };
+            let before = (row.pages.len() as u32).max(hit_end);
+            let (rest, least) = if kind.lasts() {
+                (without.new, 0)
+            } else if kind.is_recurrent() {
+                (0, load.loaded(group) + 1) // to copy the state to
+            } else {
+                let copies = without.copies && self.must_copy(sequence, group, start, &mut Leaving::new());
+                let rest = covered.div_ceil(page_size).saturating_sub(before.max(load.end));
+                (rest, without.new + u32::from(copies))
+            };
+            load.rest.push(rest);
+            let new = (load.loaded(group) + rest).max(least);
+            planned.push(NewPages { new, copies: false });
+            let needed = kind.needed(start, page_size);
+            let here = needed.sinks.min(needed.from) + before.saturating_sub(needed.from);
+            held.push(here + load.stored(group).count() as u32 + new);
+        }
+        if !self.config.is_plain() && !self.pools.capacity().can_satisfy(&held) {
+            return false;
+        }
+        scratch.pages[first..].copy_from_slice(&planned);
+        for group in self.config.group_ids() {
+            scratch.found.add(group, load.stored(group));
+        }
+        true
     }
 
     /// Takes the pages of a planned load, so many in each group, and pins those that it fills. The stored ones are
