@@ -20,9 +20,10 @@ RANDOM_RUST_TESTS := --test model --test shared_model --test geometry --test cha
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(NATIVE) ## serve a small model and a hybrid, stop one and start it again with its KV on disk, replay a thousand requests
+demo: $(NATIVE) ## serve a small model and two hybrids, stop one and start it again with its KV on disk, replay a thousand requests
 	$(BIN)/python examples/serve.py
 	$(BIN)/python examples/serve.py --sliding-window 64
+	$(BIN)/python examples/serve.py --mamba --conversations 3
 	$(BIN)/python examples/restart.py
 	$(BIN)/pagekeeper replay --generate 1000 --pool-tokens 200000 --host 4x
 

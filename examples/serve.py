@@ -6,6 +6,7 @@ A small continuous-batching server whose decoder keeps its KV in PageKeeper's pa
 Example:
     python examples/serve.py --conversations 4 --turns 3 --page-size 16
     python examples/serve.py --sliding-window 64
+    python examples/serve.py --mamba
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pagekeeper import (
     FullAttention,
+    KVCacheParams,
     KVConnectorConfig,
     MHAKVCacheParams,
     MultiKVCacheParams,
     PagedKVCacheManager,
     SlidingWindow,
 )
+from pagekeeper.params import Recurrent, RecurrentKVCacheParams
 from serving.engine import Engine, Request
 from serving.loader import UnsupportedModelError, load_model
+from serving.mamba import Mamba
 from serving.model import DTYPE, Model, ModelConfig
 from serving.report import Comparison, Run
 from serving.workload import Chat, tokenizer_for
@@ -40,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.model:
             model = load_model(options.model)
         else:
-            model = small_model(options.seed, options.sliding_window)
+            model = small_model(options.seed, options.sliding_window, mamba=options.mamba)
     except UnsupportedModelError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2
@@ -74,6 +79,8 @@ def compare(model: Model, options: argparse.Namespace) -> Comparison:
     )
     if model.config.sliding_window is not None:
         description += f", sliding window {model.config.sliding_window}"
+    if model.config.mamba is not None:
+        description += f", states kept every {snapshot_interval(options)} tokens"
     return Comparison(description, pool_pages(model.config, options), *runs)
 
 
@@ -86,40 +93,52 @@ def make_cache(
     model_name: str | None = None,
 ) -> PagedKVCacheManager:
     """A cache of the model's shape: a pool for each group of layers."""
-
-    def group(name: str | None, kind: FullAttention | SlidingWindow) -> MHAKVCacheParams:
-        return MHAKVCacheParams(
+    common: Any = {
+        "page_size": options.page_size,
+        "devices": ["cpu"],
+        "enable_prefix_caching": reuse,
+        "kv_connector_config": tiers,
+    }
+    groups: dict[str | None, KVCacheParams] = {}
+    for name, layers in config.groups.items():
+        if name == "mamba" and config.mamba is not None:
+            groups[name] = RecurrentKVCacheParams(
+                states=config.mamba.states(DTYPE),
+                num_layers=len(layers),
+                kind=Recurrent(snapshot_interval(options)),
+                **common,
+            )
+            continue
+        kind: FullAttention | SlidingWindow = FullAttention()
+        if name == "sliding" and config.sliding_window is not None:
+            kind = SlidingWindow(config.sliding_window)
+        groups[name] = MHAKVCacheParams(
             dtype=str(DTYPE),
             n_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            num_layers=len(config.groups[name]),
-            page_size=options.page_size,
-            devices=["cpu"],
-            enable_prefix_caching=reuse,
-            kv_connector_config=tiers,
+            num_layers=len(layers),
             kind=kind,
+            **common,
         )
-
     pages = pool_pages(config, options)
-    params: MHAKVCacheParams | MultiKVCacheParams
-    if config.sliding_window is None:
-        params = group(None, FullAttention())
-    else:
-        sliding = SlidingWindow(config.sliding_window)
-        groups = {"full": group("full", FullAttention()), "sliding": group("sliding", sliding)}
-        params = MultiKVCacheParams(groups)
     return PagedKVCacheManager(
-        params=params,
-        total_num_pages=pages["full"] if config.sliding_window is None else pages,
+        params=groups.get(None)
+        or MultiKVCacheParams({name: group for name, group in groups.items() if name}),
+        total_num_pages=pages["full"] if None in groups else pages,
         max_batch_size=options.max_batch,
         model_name=model_name,
     )
 
 
 def pool_pages(config: ModelConfig, options: argparse.Namespace) -> dict[str, int]:
-    """Usable pages for layers that see all tokens, and for those with a sliding window if there are any."""
-    pages = {"full": options.pages}
-    return pages if config.sliding_window is None else pages | {"sliding": options.sliding_pages}
+    """Usable pages of each group; a model with one has "full" alone, of layers that see all tokens."""
+    named = {"full": "pages", "sliding": "sliding_pages", "mamba": "state_pages"}
+    return {name: getattr(options, named[name]) for name in (group or "full" for group in config.groups)}
+
+
+def snapshot_interval(options: argparse.Namespace) -> int:
+    """Tokens between two states that are kept: those of 4 pages."""
+    return 4 * int(options.page_size)
 
 
 def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.Namespace) -> Run:
@@ -145,10 +164,11 @@ def serve(model: Model, kv: PagedKVCacheManager, chat: Chat, options: argparse.N
     return Run(served, engine.stats)
 
 
-def small_model(seed: int, sliding_window: int | None = None) -> Model:
+def small_model(seed: int, sliding_window: int | None = None, *, mamba: bool = False) -> Model:
     # Its products are too small to gain from threads, which on a busy machine only wait for each other.
     torch.set_num_threads(1)
-    return Model.seeded(ModelConfig(sliding_window=sliding_window), seed)
+    config = ModelConfig(sliding_window=sliding_window, mamba=Mamba() if mamba else None)
+    return Model.seeded(config, seed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -190,7 +210,14 @@ def _parser() -> argparse.ArgumentParser:
         help="let every other layer of the small model see the last N tokens alone; their pages are a pool "
         "of their own",
     )
+    models.add_argument(
+        "--mamba",
+        action="store_true",
+        help="let three of four layers of the small model have states in place of attention; their pages, of "
+        "one state each, are a pool of their own",
+    )
     number("--sliding-pages", 160, "pages for the layers with a sliding window")
+    number("--state-pages", 128, "pages for the layers with states, one a state")
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of weights and questions (default 0)"
     )

@@ -66,6 +66,7 @@ REFUSED: dict[str, Callable[[Bench], object]] = {
     "can_alloc": lambda b: b.kv.can_alloc(b.idle),
     "can_satisfy": lambda b: b.kv.can_satisfy(1),
     "reuse_adjusted_compute": lambda b: b.kv.reuse_adjusted_compute(b.idle),
+    "chunk_tokens": lambda b: b.kv.chunk_tokens(b.idle),
     "get_request_kv_block_budget": lambda b: b.kv.get_request_kv_block_budget(b.idle),
     "shorten": lambda b: b.kv.shorten(b.running, 1),
     "start_scheduling": lambda b: b.kv.start_scheduling(),

@@ -21,9 +21,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 import serve
-from pagekeeper.tables import VllmTables
+from pagekeeper.tables import StateTables, VllmTables
 from serving.engine import Engine, Request, Stats
-from serving.model import DTYPE, Model, ModelConfig
+from serving.mamba import Mamba
+from serving.model import DTYPE, LayerPages, Model, ModelConfig
 from serving.report import Comparison, Run
 from serving.workload import ByteTokenizer, Chat, tokenizer_for
 from serving_options import options
@@ -40,6 +41,7 @@ CONFIG = ModelConfig(
     max_positions=1024,
 )
 MODEL = Model.seeded(CONFIG, seed=5)
+STATES = Model.seeded(replace(CONFIG, num_layers=4, mamba=Mamba(2, 8, 4, conv_kernel=3)), seed=5)
 HYBRID = Model.seeded(replace(CONFIG, num_layers=4, sliding_window=24), seed=5)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,10 +80,17 @@ def greedy_without_a_cache(model: Model, prompt: tuple[int, ...], max_new_tokens
             max_query_len=length,
             max_seq_len=length,
         )
-        pages = torch.empty(
-            (config.num_layers, 1, 2, length, config.num_kv_heads, config.head_dim), dtype=DTYPE
-        )
-        hidden = model.forward(torch.tensor(tokens), torch.arange(length), tables, list(pages))
+        states = StateTables(np.zeros(1, np.int32), tables.query_start_loc, length)
+        pages: list[LayerPages] = [
+            torch.empty((1, 2, length, config.num_kv_heads, config.head_dim), dtype=DTYPE)
+            for _ in range(config.num_layers)
+        ]
+        if config.mamba is not None:
+            for layer in config.groups["mamba"]:
+                kept = config.mamba.states(DTYPE)
+                pages[layer] = [torch.zeros((1, *state.shape), dtype=DTYPE) for state in kept]
+        of_layers = [tables if isinstance(page, torch.Tensor) else states for page in pages]
+        hidden = model.forward(torch.tensor(tokens), torch.arange(length), of_layers, pages)
         tokens.append(int(model.logits(hidden[-1:]).argmax()))
         if tokens[-1] in config.eos_token_ids:
             break
@@ -172,6 +181,60 @@ def test_a_hybrids_tokens_are_equal_when_pages_are_evicted_and_requests_preempte
     assert reuse.stats.preemptions > 0
     assert reuse.stats.evictions > 0
     assert reuse.stats.reused_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (16, 5), (16, 4096)])
+def test_tokens_of_a_model_with_states_are_equal_with_and_without_reuse(
+    page_size: int, chunk: int, overlap: bool
+) -> None:
+    given = options(page_size=page_size, pages=3200 // page_size, max_num_input_tokens=chunk, overlap=overlap)
+    for reuse in (False, True):
+        result = run(given, reuse=reuse, model=STATES)
+        assert result.outputs == expected_outputs(model=STATES)
+        assert (result.stats.reused_tokens > 0) == reuse
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize(("page_size", "state_pages"), [(1, 12), (16, 6)])
+def test_tokens_of_a_model_with_states_are_equal_when_pages_are_evicted_and_requests_preempted(
+    page_size: int, state_pages: int, overlap: bool
+) -> None:
+    given = options(**TINY[page_size], state_pages=state_pages, overlap=overlap)
+    reuse = run(given, reuse=True, model=STATES)
+    assert reuse.outputs == expected_outputs(model=STATES)
+    assert reuse.stats.preemptions > 0
+    assert reuse.stats.evictions > 0
+    assert reuse.stats.reused_tokens > 0
+
+
+def test_each_turn_goes_on_from_the_newest_state_that_was_kept() -> None:
+    # One at a time: a turn's prompt begins with that of the turn before it.
+    result = run(options(max_batch=1, state_pages=200), reuse=True, model=STATES)
+    before = {(request.conversation, request.turn + 1): request for request in result.requests}
+    for request in result.requests:
+        known = before.get((request.conversation, request.turn))
+        if known is not None:
+            # At the last page boundary of that prompt, or at a multiple of 64 tokens in the answer behind it.
+            kept = {(len(known.prompt) - 1) // 16 * 16, (len(known.tokens) - 1) // 64 * 64}
+            assert request.context.cached_prefix_length == max(kept)
+
+
+def test_answers_depend_on_the_states_that_pages_hold() -> None:
+    given = options(turns=2, max_batch=4)
+    kv = serve.make_cache(STATES.config, given, reuse=True)
+    talk = chat(given)
+    engine = Engine(STATES, kv, max_batch_size=4, max_num_input_tokens=64)
+    for request in talk.openings():
+        engine.submit(request)
+    first = [request for _ in iter(lambda: engine.busy, False) for request in engine.step()]
+    kv.get_buffers(0, name="ssm", group="mamba").zero_()
+    for request in [asked for asked in map(talk.follow_up, first) if asked is not None]:
+        engine.submit(request)
+        while engine.busy:
+            engine.step()
+        assert request.context.cached_prefix_length > 0
+        assert request.output != expected_outputs(model=STATES)[3 * request.conversation + 1]
 
 
 def test_a_hybrids_window_changes_what_it_says() -> None:
@@ -421,10 +484,23 @@ def test_the_table_of_a_hybrid_shows_the_pages_of_each_group(capsys: pytest.Capt
     assert "All 28 generated tokens are equal with and without reuse." in shown
 
 
-def test_a_window_is_for_the_small_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        serve.main(["--model", str(tmp_path), "--sliding-window", "64"])
-    assert "--sliding-window: not allowed with argument --model" in capsys.readouterr().err
+def test_the_table_of_a_model_with_states_shows_how_many_there_were(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    serve.compare(STATES, options(turns=1)).show()
+    shown = capsys.readouterr().out
+    assert "mamba, peak of 60" in shown
+    assert "states kept every" in shown
+    assert "All 28 generated tokens are equal with and without reuse." in shown
+
+
+def test_states_and_windows_are_for_the_small_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for arguments in (["--sliding-window", "64"], ["--mamba"]):
+        with pytest.raises(SystemExit):
+            serve.main(["--model", str(tmp_path), *arguments])
+        assert f"{arguments[0]}: not allowed with argument --model" in capsys.readouterr().err
 
 
 def test_a_directory_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

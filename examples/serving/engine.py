@@ -24,8 +24,9 @@ from pagekeeper import (
     TextContext,
     TokenBuffer,
 )
+from pagekeeper.tables import KVCacheInputs, VllmTables
 
-from .model import Model
+from .model import LayerPages, LayerTables, Model
 
 
 @dataclass(eq=False)
@@ -148,7 +149,7 @@ class Engine:
             for name, layers in model.config.groups.items()
             for index, layer in enumerate(layers)
         )
-        self._layers_kv = [kv.get_buffers(index, group=name) for _, name, index in self._places]
+        self._pages = [self._layer_pages(name, index) for _, name, index in self._places]
         self._max_batch_size = max_batch_size
         self._max_num_input_tokens = max_num_input_tokens
         self._overlap = overlap
@@ -234,7 +235,9 @@ class Engine:
         if budget == 0:
             return 0
         try:
-            self._kv.alloc(request.context, num_tokens=budget)
+            # Where layers have states, no further than to where one is kept.
+            chunk = self._kv.chunk_tokens(request.context, num_tokens=budget)
+            self._kv.alloc(request.context, num_tokens=chunk)
         except RequestTooLargeError as error:
             self._leave(request)
             self._kv.release(request.context)
@@ -242,7 +245,7 @@ class Engine:
             return budget
         except InsufficientBlocksError:
             if self._running == [request] and self._in_flight:
-                return 0  # a window gives pages back when the step before is delivered
+                return 0  # windows and states give pages back when the step before is delivered
             if self._running == [request] and not self._kv.metrics()["copies_in_flight"]:
                 raise  # nothing else holds pages, so waiting would be for ever
             self._preempt(request)
@@ -279,14 +282,21 @@ class Engine:
         self._rejected.append(request)
         self.stats.rejected += 1
 
+    def _layer_pages(self, group: str | None, index: int) -> LayerPages:
+        """What the layer of that place in its group reads and writes."""
+        if group == "mamba":
+            return [self._kv.get_buffers(index, name=name, group=group) for name in ("conv", "ssm")]
+        return self._kv.get_buffers(index, group=group)
+
     # One forward, and its results.
 
     def _launch(self, batch: list[Request]) -> Step:
         """Queues the forward of a planned batch; nothing here waits for a sampled token."""
         inputs = self._kv.runtime_inputs([_slots(batch)], form="vllm")
-        tables = [(inputs if name is None else inputs[name])[0] for _, name, _ in self._places]
+        tables = [_tables(inputs if name is None else inputs[name]) for _, name, _ in self._places]
         # What is computed is the same in all groups; which pages hold it is not.
-        query_starts, ends = tables[0].query_start_loc.tolist(), tables[0].seq_lens.tolist()
+        attention = next(table for table in tables if isinstance(table, VllmTables))
+        query_starts, ends = attention.query_start_loc.tolist(), attention.seq_lens.tolist()
         rows, tokens, positions = [], [], []
         for request, (first_row, last_row), end in zip(batch, pairwise(query_starts), ends, strict=True):
             start = end - (last_row - first_row)
@@ -298,7 +308,7 @@ class Engine:
             rows.append(Row(request, request.admission, samples=end >= request.prefill_end))
             request.planned = end
 
-        hidden = self._model.forward(torch.cat(tokens), torch.cat(positions), tables, self._layers_kv)
+        hidden = self._model.forward(torch.cat(tokens), torch.cat(positions), tables, self._pages)
         newest = [last - 1 for last, row in zip(query_starts[1:], rows, strict=True) if row.samples]
         sampled = self._model.logits(hidden[newest]).argmax(-1)
         for index, row in enumerate(row for row in rows if row.samples):
@@ -333,6 +343,11 @@ class Engine:
         if finished:
             self._kv.release(_slots(finished))
         return finished
+
+
+def _tables(inputs: KVCacheInputs[VllmTables]) -> LayerTables:
+    """The tables of one group's layers."""
+    return inputs.states[0] if inputs.states else inputs[0]
 
 
 def _slots(requests: list[Request]) -> npt.NDArray[np.int32]:

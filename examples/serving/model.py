@@ -1,8 +1,9 @@
 """A Llama-style decoder in plain torch whose attention reads and writes PageKeeper's pages.
 
 RMSNorm, rotary positions, grouped-query attention, SwiGLU. With biases on q, k and v it is Qwen2. With a
-sliding window in every other layer it is a hybrid, as Gemma and gpt-oss are. Parameters carry the names of
-Hugging Face checkpoints.
+sliding window in every other layer it is a hybrid, as Gemma and gpt-oss are; with states in place of
+attention in most layers it is one as Jamba and Nemotron-H are. Parameters carry the names of Hugging Face
+checkpoints.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch.nn.functional import linear, silu
 
 from pagekeeper.reference import paged_attention, write_kv
-from pagekeeper.tables import VllmTables
+from pagekeeper.tables import StateTables, VllmTables
+
+from .mamba import Mamba
 
 # A matrix product may round differently when rows are added to it, so the same prompt in other chunks, or
 # in another batch, gives logits that differ in the last bits. In float64 that is about 1e-14, and two tokens
 # would have to tie to that precision before greedy sampling could tell; in float32 it is 1e-5, and sooner or
 # later two do. An example that promises equal tokens therefore computes, and keeps its KV, in float64.
 DTYPE = torch.float64
+
+LayerTables: TypeAlias = VllmTables | StateTables
+LayerPages: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+"""A layer's part of all pages: keys and values, or each tensor of its states."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,8 @@ class ModelConfig:
     mlp_bias: bool = False
     sliding_window: int | None = None
     """Tokens that a token sees in every other layer, from the first on; None: all, in all layers."""
+    mamba: Mamba | None = None
+    """What three of four layers have in place of attention, all but the second; None: all have attention."""
     max_positions: int = 32_768
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -76,21 +86,27 @@ class ModelConfig:
     def groups(self) -> dict[str | None, list[int]]:
         """Layers that see the same tokens, by the name of their group in the cache; one alone has none."""
         layers = list(range(self.num_layers))
-        if self.sliding_window is None:
-            return {None: layers}
-        return {"full": layers[1::2], "sliding": layers[::2]}
+        if self.mamba is not None:
+            return {"full": layers[1::4], "mamba": [layer for layer in layers if layer % 4 != 1]}
+        if self.sliding_window is not None:
+            return {"full": layers[1::2], "sliding": layers[::2]}
+        return {None: layers}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every parameter, as Hugging Face names them."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         projections = {
-            "self_attn.q_proj": (queries, self.hidden_size, self.qkv_bias),
-            "self_attn.k_proj": (keys, self.hidden_size, self.qkv_bias),
-            "self_attn.v_proj": (keys, self.hidden_size, self.qkv_bias),
-            "self_attn.o_proj": (self.hidden_size, queries, self.output_bias),
-            "mlp.gate_proj": (self.intermediate_size, self.hidden_size, self.mlp_bias),
-            "mlp.up_proj": (self.intermediate_size, self.hidden_size, self.mlp_bias),
-            "mlp.down_proj": (self.hidden_size, self.intermediate_size, self.mlp_bias),
+            "self_attn": {
+                "self_attn.q_proj": (queries, self.hidden_size, self.qkv_bias),
+                "self_attn.k_proj": (keys, self.hidden_size, self.qkv_bias),
+                "self_attn.v_proj": (keys, self.hidden_size, self.qkv_bias),
+                "self_attn.o_proj": (self.hidden_size, queries, self.output_bias),
+            },
+            "mlp": {
+                "mlp.gate_proj": (self.intermediate_size, self.hidden_size, self.mlp_bias),
+                "mlp.up_proj": (self.intermediate_size, self.hidden_size, self.mlp_bias),
+                "mlp.down_proj": (self.hidden_size, self.intermediate_size, self.mlp_bias),
+            },
         }
         embedding = (self.vocab_size, self.hidden_size)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding}
@@ -98,7 +114,13 @@ class ModelConfig:
             prefix = f"model.layers.{index}."
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 shapes[f"{prefix}{norm}.weight"] = (self.hidden_size,)
-            for name, (rows, columns, bias) in projections.items():
+            if self.mamba is not None and index in self.groups["mamba"]:
+                mixer = self.mamba.parameter_shapes(self.hidden_size)
+                shapes |= {f"{prefix}mixer.{name}": shape for name, shape in mixer.items()}
+                parts = {"mlp": projections["mlp"]}
+            else:
+                parts = projections
+            for name, (rows, columns, bias) in (pair for part in parts.values() for pair in part.items()):
                 shapes[f"{prefix}{name}.weight"] = (rows, columns)
                 if bias:
                     shapes[f"{prefix}{name}.bias"] = (rows,)
@@ -126,6 +148,8 @@ class Model:
             noise = torch.randn(shape, generator=generator, dtype=DTYPE)
             if name.endswith("norm.weight"):
                 weights[name] = 1.0 + 0.1 * noise
+            elif name.endswith("dt_bias"):
+                weights[name] = noise - 4.0  # a state lasts for some dozens of tokens
             elif name.endswith("embed_tokens.weight"):
                 weights[name] = noise
             else:
@@ -137,16 +161,17 @@ class Model:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tables: VllmTables | Sequence[VllmTables],
-        layers_kv: Sequence[torch.Tensor],
+        tables: VllmTables | Sequence[LayerTables],
+        pages: Sequence[LayerPages],
     ) -> torch.Tensor:
-        """Compute new tokens and leave their KV in the pages.
+        """Compute new tokens and leave their KV, or the states after them, in the pages.
 
         Args:
             tokens: int64 `[total]`, the new tokens of all requests in batch order.
             positions: int64 `[total]`, the place of each token in its request.
             tables: where the pages of these requests are, in all layers or in each of them.
-            layers_kv: a layer's pages each, `[pages, 2, page_size, num_kv_heads, head_dim]`; written.
+            pages: each layer's part of all pages, `[pages, 2, page_size, num_kv_heads, head_dim]`, or the
+                tensors that `Mamba.forward` takes; written.
 
         Returns:
             Hidden states `[total, hidden_size]`, for `logits`.
@@ -156,12 +181,18 @@ class Model:
         if isinstance(tables, VllmTables):
             tables = [tables] * self.config.num_layers
         sliding = self.config.groups.get("sliding", [])
-        for index, layer_kv in enumerate(layers_kv):
-            window = self.config.sliding_window if index in sliding else None
+        for index, (layer_tables, layer_pages) in enumerate(zip(tables, pages, strict=True)):
             layer = f"model.layers.{index}."
             normed = self._norm(hidden, f"{layer}input_layernorm")
-            prefix = f"{layer}self_attn."
-            hidden = hidden + self._attention(normed, prefix, rotation, tables[index], layer_kv, window)
+            if isinstance(layer_tables, VllmTables) and isinstance(layer_pages, torch.Tensor):
+                window = self.config.sliding_window if index in sliding else None
+                prefix = f"{layer}self_attn."
+                mixed = self._attention(normed, prefix, rotation, layer_tables, layer_pages, window)
+            elif isinstance(layer_tables, StateTables) and not isinstance(layer_pages, torch.Tensor):
+                mixed = self._mix(normed, f"{layer}mixer.", layer_tables, layer_pages)
+            else:
+                raise TypeError(f"layer {index}: its pages are not those of its tables")
+            hidden = hidden + mixed
             normed = self._norm(hidden, f"{layer}post_attention_layernorm")
             hidden = hidden + self._feed_forward(normed, f"{layer}mlp.")
         return hidden
@@ -189,6 +220,14 @@ class Model:
         query = _rotate(query, rotation)
         mixed = paged_attention(query, layer_kv, tables, sliding_window=sliding_window)
         return self._project(mixed.flatten(-2), f"{prefix}o_proj")
+
+    def _mix(
+        self, hidden: torch.Tensor, prefix: str, tables: StateTables, states: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        assert self.config.mamba is not None
+        names = self.config.mamba.parameter_shapes(self.config.hidden_size)
+        weights = {name: self._weights[f"{prefix}{name}"] for name in names}
+        return self.config.mamba.forward(hidden, weights, tables, states)
 
     def _feed_forward(self, hidden: torch.Tensor, prefix: str) -> torch.Tensor:
         gate, up = self._project(hidden, f"{prefix}gate_proj"), self._project(hidden, f"{prefix}up_proj")

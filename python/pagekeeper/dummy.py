@@ -325,6 +325,18 @@ class DummyKVCache(PagedKVCacheManager):
         """Nothing."""
         return 0 if is_one(batch) else np.zeros(_requests(batch), np.int32)
 
+    @property
+    def chunk_alignment_tokens(self) -> int:
+        """0: a chunk may end anywhere."""
+        return 0
+
+    def chunk_tokens(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> Any:
+        """What is asked for; without a number as much as there may be."""
+        most = np.iinfo(np.int32).max if num_tokens is None else num_tokens
+        if is_one(batch):
+            return int(np.ravel(most)[0])
+        return np.full(_requests(batch), most, np.int32)
+
     def get_request_kv_block_budget(self, ctx: Request) -> tuple[int, int] | None:
         return None
 

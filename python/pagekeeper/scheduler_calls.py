@@ -11,6 +11,7 @@ from pagekeeper._native import Ledger
 from pagekeeper.calls import Batch, Request, Requests, flag, is_one
 from pagekeeper.errors import shown
 from pagekeeper.groups import Groups
+from pagekeeper.params import KVCacheParams, MultiKVCacheParams
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -32,6 +33,7 @@ class SchedulerCalls:
     holds costs none. What is found counts for the next `alloc`: later it may have been evicted.
     """
 
+    params: KVCacheParams | MultiKVCacheParams
     _groups: Groups
     _core: Ledger
 
@@ -196,6 +198,46 @@ class SchedulerCalls:
         """
         costs = self._core.reuse_adjusted_compute(batch, num_tokens)
         return int(costs[0]) if is_one(batch) else costs
+
+    @property
+    def chunk_alignment_tokens(self) -> int:
+        """Tokens at whose multiples all groups with states take snapshots; 0 if there are none.
+
+        A chunk of a prompt that ends elsewhere leaves none. `chunk_tokens` says where the next should end.
+        """
+        return self.params.chunk_alignment_tokens
+
+    @overload
+    def chunk_tokens(self, batch: Request, num_tokens: int | None = None) -> int: ...
+
+    @overload
+    def chunk_tokens(
+        self, batch: Requests, num_tokens: int | ArrayLike | None = None
+    ) -> NDArray[np.int32]: ...
+
+    def chunk_tokens(
+        self, batch: Batch, num_tokens: int | ArrayLike | None = None
+    ) -> int | NDArray[np.int32]:
+        """Tokens that the next forward of each request should compute, to be given to `alloc`.
+
+        As many as it may, but no more than to the next place where snapshots of states are taken: a multiple
+        of `chunk_alignment_tokens`, or the last page boundary of the prompt. A longer chunk is right too, and
+        leaves no snapshot on its way. Without groups of states it is what the forward would compute anyway.
+        What is stored is counted on, as in all answers: call `alloc` next.
+
+        Args:
+            batch: the requests.
+            num_tokens: most tokens to compute, one number or one a request.
+
+        Returns:
+            A number for one request, int32 [requests] for a list or an array. 0 for a request that computes
+            nothing more.
+
+        Raises:
+            ValueError: a request is not claimed or twice in the batch, or `num_tokens` is out of range.
+        """
+        chunks = self._core.chunk_tokens(batch, num_tokens)
+        return int(chunks[0]) if is_one(batch) else chunks
 
     def get_request_kv_block_budget(self, ctx: Request) -> tuple[int, int] | None:
         """Pages that a request holds in the end, all its beams together, and pages that there are.

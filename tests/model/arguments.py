@@ -8,7 +8,14 @@ import numpy as np
 
 import pagekeeper as pk
 from model.engine import claimed, compute, manager, prefilled, request, store
-from pagekeeper.params import FullAttention, IndexerKCache, KVCacheQuantizationConfig, Recurrent
+from pagekeeper.params import (
+    FullAttention,
+    IndexerKCache,
+    KVCacheQuantizationConfig,
+    Recurrent,
+    RecurrentKVCacheParams,
+    RecurrentState,
+)
 
 PROMPT = list(range(10, 30))
 QUANTIZED = KVCacheQuantizationConfig()
@@ -141,6 +148,12 @@ MLA_PARAMS: Arguments = {
     for name, value in PARAMS.items()
     if name not in {"n_kv_heads", "head_dim", "allow_kv_head_replication"}
 } | dict(kv_lora_rank=6, qk_rope_head_dim=2, num_q_heads=4)
+STATE = RecurrentState("a", [2, 3], "float32")
+STATE_PARAMS: Arguments = {
+    name: value
+    for name, value in PARAMS.items()
+    if name not in {*MLA_PARAMS.keys() ^ PARAMS.keys(), "dtype", "kvcache_quant_config", "indexer"}
+} | dict(states=[STATE], kind=Recurrent(8))
 CONNECTOR: Arguments = dict(
     type="rust_tiered",
     host_offload_max_gb=1.0,
@@ -241,6 +254,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: s.kv.reuse_adjusted_compute,
         lambda s: dict(batch=[s.idle], num_tokens=[1]),
     ),
+    "chunk_tokens": (lambda s: s.kv.chunk_tokens, lambda s: dict(batch=[s.idle], num_tokens=[1])),
     "get_request_kv_block_budget": (
         lambda s: s.kv.get_request_kv_block_budget,
         lambda s: dict(ctx=s.idle),
@@ -260,6 +274,9 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "take_page_copies": (lambda s: s.kv.take_page_copies, lambda s: dict(group=None)),
     "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
     "MHAKVCacheParams": (lambda s: pk.MHAKVCacheParams, lambda s: PARAMS),
+    "RecurrentKVCacheParams": (lambda s: RecurrentKVCacheParams, lambda s: STATE_PARAMS),
+    "RecurrentState": (lambda s: RecurrentState, lambda s: dict(name="a", shape=[2, 3], dtype="float32")),
+    "Recurrent": (lambda s: Recurrent, lambda s: dict(snapshot_interval=8, save_last_snapshot=True)),
     "MLAKVCacheParams": (lambda s: pk.MLAKVCacheParams, lambda s: MLA_PARAMS),
     "cache_dtype_for_encoding": (
         lambda s: pk.cache_dtype_for_encoding,
@@ -424,6 +441,8 @@ GIBIBYTES = without(NO_INTEGER, "a float", "a numpy float") | NEGATIVE | without
 GIBIBYTES |= {"endless": 10**5000, "a list": [1.0], "an array": np.array([1.0])}
 
 GOOD_HERE: dict[tuple[str, str], set[str]] = {
+    ("RecurrentKVCacheParams", "kind"): {"of states"},
+    ("RecurrentState", "name"): {"unknown", "long", "a companion that is not there"},
     ("claim", "ctx"): {"a stranger", "a released request"},
     ("alloc_dummy", "ctx"): {"a stranger", "a released request"},
     ("contains", "ctx"): {"a stranger", "a released request", "another manager's request"},
@@ -558,6 +577,10 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "head_dim": fixed(SIZE | NOTHING),
     "num_layers": fixed(SIZE | NOTHING),
     "kind": fixed(WORD | {"full": "full", "a class": FullAttention, "of states": Recurrent()}),
+    "states": fixed(WORD | {"none": [], "one twice": [STATE, STATE], "without a list": STATE}),
+    "shape": fixed(WORD | {"none": [], "[0]": [0], "[-1]": [-1], "[1.0]": [1.0], "a number in it": ["1"]}),
+    "snapshot_interval": fixed(SIZE | without(NOTHING, "None")),
+    "save_last_snapshot": fixed(FLAG),
     "kvcache_quant_config": fixed(without(WORD, "None") | {"scales of what has none": QUANTIZED}),
     "indexer": fixed(
         without(WORD, "None") | {"a mask of three layers": IndexerKCache(layer_mask=[True] * 3)}

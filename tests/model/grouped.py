@@ -6,7 +6,7 @@ from typing import Any
 
 import pagekeeper as pk
 from model.engine import prefilled
-from pagekeeper.params import MultiKVCacheParams
+from pagekeeper.params import MultiKVCacheParams, Recurrent, RecurrentKVCacheParams, RecurrentState, Scratch
 
 MANAGER_OPTIONS = {"max_batch_size", "max_seq_len", "max_num_input_tokens", "reserve"}
 
@@ -18,15 +18,19 @@ def grouped(
     **options: Any,
 ) -> pk.PagedKVCacheManager:
     """A ledger of a group of each kind, with pages of its own; options of manager and groups may be mixed."""
-    chosen = {name: options.pop(name) for name in MANAGER_OPTIONS & options.keys()}
-    shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 8, "num_layers": 1}
-    groups = {
-        name: pk.MHAKVCacheParams(**(shape | options), page_size=page_size, kind=kind)
-        for name, kind in kinds.items()
-    }
+    chosen: dict[str, Any] = {name: options.pop(name) for name in MANAGER_OPTIONS & options.keys()}
+    attention: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 8, "num_layers": 1}
+    states: dict[str, Any] = {"states": [RecurrentState("state", (8,), "float32")], "num_layers": 1}
+    groups: dict[str, pk.KVCacheParams] = {}
+    for name, kind in kinds.items():
+        given = {"page_size": page_size, "kind": kind} | options
+        if isinstance(kind, Recurrent | Scratch):
+            groups[name] = RecurrentKVCacheParams(**(states | given))
+        else:
+            groups[name] = pk.MHAKVCacheParams(**(attention | given))
     total = dict.fromkeys(kinds, pages) if isinstance(pages, int) else dict(pages)
-    given: dict[str, Any] = {"max_batch_size": 16, "allocate_pools": False} | chosen
-    return pk.PagedKVCacheManager(MultiKVCacheParams(groups), None, total, **given)
+    chosen = {"max_batch_size": 16, "allocate_pools": False} | chosen
+    return pk.PagedKVCacheManager(MultiKVCacheParams(groups), None, total, **chosen)
 
 
 def rows(kv: pk.PagedKVCacheManager, ctx: pk.TextContext) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, Unpack, get_args
 from pagekeeper.errors import shown
 from pagekeeper.params.base import CommonArguments, CommonKVCacheParams, KVCacheParams
 from pagekeeper.params.checks import keep, parse_choice
-from pagekeeper.params.groups import CrossAttention
+from pagekeeper.params.groups import CrossAttention, Recurrent
 
 __all__ = ["MemoryLayout", "MultiKVCacheParams"]
 
@@ -99,9 +99,9 @@ class MultiKVCacheParams(CommonKVCacheParams, Mapping[str, KVCacheParams]):
 
     @property
     def chunk_alignment_tokens(self) -> int:
-        """Tokens at whose multiples all groups with states take snapshots; 0 if there are none."""
-        intervals = [group.chunk_alignment_tokens for group in self.values()]
-        return math.lcm(*(tokens for tokens in intervals if tokens)) if any(intervals) else 0
+        """Tokens at whose multiples all groups with states take snapshots; 0 if one takes none."""
+        states = [group for group in self.values() if isinstance(group.kind, Recurrent)]
+        return math.lcm(*(group.chunk_alignment_tokens for group in states)) if states else 0
 
 
 def _pairs(groups: object) -> list[tuple[str, KVCacheParams]]:

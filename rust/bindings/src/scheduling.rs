@@ -62,6 +62,18 @@ impl Ledger {
         Ok(PyArray1::from_vec(batch.py(), costs.iter().map(|cost| cost.cast_signed()).collect()))
     }
 
+    /// Tokens that the next forward should compute, int32 [requests].
+    fn chunk_tokens<'py>(
+        &self,
+        batch: &Bound<'py, PyAny>,
+        num_tokens: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        let bounds = bounds_from(num_tokens, &slots)?;
+        let chunks = self.run(batch.py(), |ledger| ledger.chunk_tokens(&slots, &bounds))?;
+        Ok(PyArray1::from_vec(batch.py(), chunks.iter().map(|chunk| chunk.cast_signed()).collect()))
+    }
+
     /// `(pages that the request holds in the end, pages that there are)`, where that says whether it can be served.
     fn block_budget(&self, request: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> {
         let slot = one_slot_of(request, &self.shared)?;

@@ -19,6 +19,7 @@
 mod admission;
 mod alone;
 mod blocks;
+mod chunks;
 mod config;
 mod copies;
 mod counters;
