@@ -59,7 +59,7 @@ def test_every_forward_goes_on_from_the_state_after_the_tokens_before_it(
 def test_what_comes_back_from_host_and_disk_is_what_each_group_had(
     groups: int, states: int, first_seed: int, long_run: bool
 ) -> None:
-    happened = play(groups, states, first_seed, 1000 if long_run else 12, tiers=True)
+    happened = play(groups, states, first_seed, 1000 if long_run else 8, tiers=True)
     assert ONLY or [name for name in TIERS_HAPPENED if not happened[name]] == []
 
 
