@@ -79,7 +79,8 @@ bench: $(NATIVE) ## pytest-benchmark and criterion suites
 	cargo bench --workspace --locked --benches
 	if command -v valgrind >/dev/null; then cargo run --release -p block-pool --locked --example eviction_cost; fi
 
-docs: $(DEPS) ## the Rust crates' documentation, in target/doc
+docs: $(NATIVE) ## docs/configuration.md from the docstrings; the Rust crates' documentation, in target/doc
+	$(BIN)/python docs/generate_configuration.py
 	cargo doc --workspace --no-deps --locked
 
 wheel: $(DEPS) ## one abi3 wheel, in dist/

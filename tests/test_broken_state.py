@@ -109,7 +109,16 @@ REFUSED: dict[str, Callable[[Bench], object]] = {
 }
 
 # What P8 lets answer in any state, and what asks for no more than settings and memory.
-ANSWERED = {"verify", "release", "shutdown", "debug_dump", "hash_seed", "get_buffers", "pages_view"} | {
+ANSWERED = {
+    "verify",
+    "release",
+    "shutdown",
+    "debug_dump",
+    "hash_seed",
+    "get_buffers",
+    "pages_view",
+    "pool_pointers",
+} | {
     "host_byte_count",
     "disk_byte_count",
     "flush",

@@ -1,6 +1,7 @@
 """The documents against the code: their examples run, and what they name is there."""
 
 import contextlib
+import importlib.util
 import io
 import re
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_the_examples_of_a_document_run_from_top_to_bottom_and_print_what_it_say
 @pytest.mark.parametrize("document", ["README.md", "docs/tiers.md"])
 def test_the_replay_in_a_document_gives_the_figures_below_it(document: str) -> None:
     path = ROOT / document
-    (command,) = (source for _, source in fenced(path, "sh") if source.startswith("pagekeeper "))
+    (command,) = (source for _, source in fenced(path, "sh") if source.startswith("pagekeeper replay "))
     ((_, figures),) = fenced(path, "text")
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, command.split()[1:])
     printed = [
@@ -121,6 +122,16 @@ def test_what_the_architecture_names_of_python_is_in_the_package(owner: str, mem
     sources = [path.read_text() for path in (*package.glob("*.py"), package / "_native.pyi")]
     homes = [text for text in sources if f"class {owner}" in text]
     assert any(f"def {member}(" in text for text in homes)
+
+
+def test_the_document_of_configurations_is_what_they_say_now() -> None:
+    path = ROOT / "docs" / "generate_configuration.py"
+    spec = importlib.util.spec_from_file_location("generate_configuration", path)
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert generator.FILE.read_text() == generator.document(), "run `make docs`"
 
 
 def test_the_document_of_models_has_a_row_for_each_family_with_its_types_and_no_other() -> None:

@@ -83,10 +83,12 @@ def test_a_device_has_one_name_whatever_it_is_given_as(value: str | torch.device
 
 
 @pytest.mark.parametrize(
-    "name", ["", "CPU", "cpu:1", "cuda:", "cuda:-1", "cuda:01", "cuda:x", "cuda0", "meta"]
+    "name", ["", "CPU", "cpu:1", "cuda:", "cuda:-1", "cuda:01", "cuda:x", "cuda0", "meta:0"]
 )
 def test_an_unknown_device_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^device '{name}' is not 'cpu', 'cuda' or 'cuda:<index>'$"):
+    with pytest.raises(
+        ValueError, match=rf"^device '{name}' is not 'cpu', 'cuda', 'cuda:<index>' or 'meta'$"
+    ):
         parse_device(name)
 
 

@@ -113,6 +113,8 @@ def test_there_is_no_pool() -> None:
         pk.DummyKVCache().get_buffers(0)
     with pytest.raises(ValueError, match="there is no pool"):
         pk.DummyKVCache().pages_view()
+    with pytest.raises(ValueError, match="there is no pool"):
+        pk.DummyKVCache().pool_pointers()
 
 
 def test_the_books_are_always_in_order() -> None:

@@ -26,6 +26,7 @@ from pagekeeper.events import (
     Stored,
     block_key,
 )
+from pagekeeper.params import FullAttention
 
 
 def telling(pages: int = 8, size: int = 1000, **options: Any) -> pk.PagedKVCacheManager:
@@ -49,7 +50,9 @@ def event(number: int, kind: type[Any] = Removed, *fields: Any) -> Any:
 
 
 def test_the_first_event_tells_what_was_made() -> None:
-    assert telling(pages=8, page_size=4).get_latest_events() == [Created(0, 0, 0, None, 4, (8,))]
+    assert telling(pages=8, page_size=4).get_latest_events() == [
+        Created(0, 0, 0, None, 4, (8,), FullAttention())
+    ]
 
 
 def test_a_stored_event_has_what_the_call_published() -> None:
@@ -292,7 +295,7 @@ def test_events_behind_a_gap_wait_for_a_snapshot() -> None:
     assert not index.apply(event(number, Removed, (number,)) for number in range(51, 101))
     assert index.last_event_id == 39
     held = event(100, Stored, None, 0, (7, 8), np.zeros(8, np.int32), (), 35, 0, None)
-    index.apply_snapshot(EventSnapshot(100, (event(100, Created, 4, (8,)), held)))
+    index.apply_snapshot(EventSnapshot(100, (event(100, Created, 4, (8,), FullAttention()), held)))
     assert index.last_event_id == 100
     assert index.apply([event(101, Removed, (7,))] * 3)
     assert (index.last_event_id, set(index.hashes())) == (101, {8})
@@ -300,9 +303,9 @@ def test_events_behind_a_gap_wait_for_a_snapshot() -> None:
 
 def test_a_snapshot_older_than_the_index_changes_nothing() -> None:
     index = BlockIndex()
-    old = EventSnapshot(0, (event(0, Created, 4, (8,)),))
+    old = EventSnapshot(0, (event(0, Created, 4, (8,), FullAttention()),))
     stored = event(1, Stored, None, 0, (5,), np.zeros(4, np.int32), (), 35, 0, None)
-    assert index.apply([event(0, Created, 4, (8,)), stored])
+    assert index.apply([event(0, Created, 4, (8,), FullAttention()), stored])
     index.apply_snapshot(old)
     assert (index.last_event_id, set(index.hashes())) == (1, {5})
 

@@ -20,7 +20,7 @@ import pagekeeper as pk
 from model.engine import claimed, compute, manager, prefilled, request, store
 
 PROMPT = list(range(10, 30))
-FORMS = ("max", "vllm", "flashinfer")
+FORMS = ("max", "vllm", "flashinfer", "tensorrt")
 
 
 def int32_at_odd_address(values: list[int]) -> Any:
@@ -393,7 +393,8 @@ def test_a_table_cannot_be_written_by_its_reader(form: Any) -> None:
     ctx = claimed(kv, [1])
     kv.alloc(ctx)
     tables = kv.runtime_inputs([[ctx]], form=form)[0]
-    first = getattr(tables, {"max": "lookup_table", "vllm": "block_table", "flashinfer": "kv_indices"}[form])
+    name = {"max": "lookup_table", "vllm": "block_table", "flashinfer": "kv_indices"}.get(form)
+    first = tables.pools[0] if name is None else getattr(tables, name)
     with pytest.raises(ValueError, match="read-only"):
         first[...] = 7
 

@@ -17,7 +17,7 @@ HAPPENED = (
     *("hits", "hits_with_placeholders", "reused_tokens", "late_reused_tokens", "evictions", "out_of_window"),
     *("partial_hits", "stored_tails"),
     *("preemptions", "forks", "page_copies", "overlapped", "adopted_blocks", "private_blocks"),
-    *("InsufficientBlocksError", "max", "vllm", "flashinfer", "tensorrt", "asleep", "alone"),
+    *("InsufficientBlocksError", "max", "vllm", "flashinfer", "tensorrt", "asleep", "alone", "events missed"),
 )
 STATES_HAPPENED = (
     *("states", "scratch", "hits", "reused_tokens", "evictions", "preemptions", "forks", "page_copies"),

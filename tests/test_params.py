@@ -50,6 +50,7 @@ def test_only_the_geometry_has_to_be_given() -> None:
         "selective_min_priority": None,
         "secondary_offload_min_priority": 35,
         "kv_connector_config": None,
+        "max_tokens": None,
     }
 
 
@@ -130,7 +131,7 @@ def test_numpy_integers_are_kept_as_plain_ones() -> None:
         ("page_size", "16", WHOLE),
         ("page_size", 2**31, WHOLE),
         ("n_kv_heads", 2**33, WHOLE),
-        ("devices", "tpu", "is not 'cpu', 'cuda' or 'cuda:<index>'"),
+        ("devices", "tpu", "is not 'cpu', 'cuda', 'cuda:<index>' or 'meta'"),
         ("devices", [None], "a device is a name, a torch.device or a DeviceRef"),
         ("devices", [], "must name one device"),
         ("devices", ["cuda:0", "cuda:1"], "one device is supported for now"),

@@ -34,10 +34,8 @@ def test_the_list_of_names_the_lazy_imports_and_those_for_type_checkers_are_the_
 
 
 LATER = {
-    # configuration and planning
-    *("KVCacheConfig", "ModelConfig", "ModelConfigWithKVCache"),
-    *("MemoryPlanner", "PagedMemoryPlanner", "load_kv_manager", "KVCacheBuffer", "KVCacheMemory"),
-    *("CacheTooSmallError",),
+    # memory of pools, as objects
+    *("KVCacheBuffer", "KVCacheMemory"),
     # transfer between replicas
     *("KVTransferEngine", "KVTransferEngineMetadata", "TransferReqData", "available_port"),
     # arguments and properties of a request, for the scheduler

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -29,7 +28,7 @@ from model.attention import (
 )
 from pagekeeper import MHAKVCacheParams, PagedKVCacheManager, RequestID, TextContext, TokenBuffer
 from pagekeeper.reference import paged_attention, write_kv
-from pagekeeper.tables import Form, KVCacheInputs, Tables, TensorRTTables, VllmTables
+from pagekeeper.tables import Form, KVCacheInputs, Tables, VllmTables
 
 PAGE_SIZES = (1, 16, 128)
 FORMS = tuple(TABLES)
@@ -87,12 +86,12 @@ def test_attention_through_the_managers_tables_equals_dense_attention(form: str,
         torch.from_numpy(np.concatenate([tensor[row][: RAGGED[row][0]] for row in later]))
         for tensor in (batch.key, batch.value)
     )
-    tables = managers_tables(kv, earlier, form, [(0, RAGGED[row][0]) for row in later])
+    tables = managers_tables(kv, earlier, form)
     write_kv(layer_kv, key, value, tables, query_start_loc=starts)
     kv.step(earlier)
 
     kv.alloc(requests)
-    output = batch.attention(layer_kv, managers_tables(kv, requests, form, RAGGED))
+    output = batch.attention(layer_kv, managers_tables(kv, requests, form))
     np.testing.assert_allclose(output, batch.dense, rtol=0, atol=1e-12)
     row = kv.get_cache_indices(requests[5])[0]
     assert row != list(range(row[0], row[0] + len(row)))  # or the table would have proved little
@@ -124,20 +123,10 @@ def test_a_request_with_the_null_page_alone_is_padding(form: str) -> None:
     np.testing.assert_allclose(output[others], batch.dense[others], rtol=0, atol=1e-12)
 
 
-def managers_tables(
-    kv: PagedKVCacheManager, requests: list[TextContext], form: Any, lengths: Sequence[tuple[int, int]]
-) -> AnyTables:
-    """The tables of a step; those of TensorRT-LLM are written by row, and the lengths are the caller's."""
-    if form != "tensorrt":
-        inputs: KVCacheInputs[Tables] = kv.runtime_inputs([requests], form=form)
-        return inputs[0]
-    kv.runtime_inputs([requests])
-    seq_lens = [past + active for past, active in lengths]
-    offsets = np.zeros((1, len(requests), 2, -(-max(seq_lens) // kv.params.page_size)), np.int32)
-    for row, request in enumerate(requests):
-        kv.copy_block_offsets(offsets, row, request)
-    starts = [0, *accumulate(active for _, active in lengths)]
-    return TensorRTTables(offsets[0], np.array(seq_lens, np.int32), np.array(starts, np.int32))
+def managers_tables(kv: PagedKVCacheManager, requests: list[TextContext], form: Any) -> AnyTables:
+    """The tables of a step."""
+    inputs: KVCacheInputs[Tables] = kv.runtime_inputs([requests], form=form)
+    return inputs[0]
 
 
 def context(length: int, first_token: int) -> TextContext:

@@ -254,7 +254,7 @@ def test_an_entry_is_a_distance_in_memory_from_the_layers_first_block(
     for row, (past, active) in enumerate(batch.lengths):
         for position in range(past + active):
             for field, part in enumerate((batch.key, batch.value)[:fields]):
-                entry = int(tables.block_offsets[row, field, position // 16])
+                entry = int(tables.pools[0][row, field, position // 16])
                 memory[entry + layer * of_layer, position % 16] = torch.from_numpy(part[row][position])
     layer_kv = pool[layer].squeeze(1) if keys_only else pool[layer]
     np.testing.assert_allclose(batch.read(layer_kv, tables), batch.dense, rtol=0, atol=1e-12)
@@ -265,10 +265,10 @@ def test_the_second_field_is_not_read_where_pages_hold_keys_alone() -> None:
     layer_kv = unwritten(3, 16, keys_only=True)
     place(batch, layer_kv, [[2, 1]])
     tables = tensorrt_tables(batch, [[2, 1]], 16)
-    assert (tables.block_offsets[:, 1] == -1).all()
+    assert (tables.pools[0][:, 1] == -1).all()
     right = batch.attention(layer_kv, tables)
     np.testing.assert_allclose(right, batch.dense, rtol=0, atol=1e-12)
-    tables.block_offsets[:, 1] = 77
+    tables.pools[0][:, 1] = 77
     np.testing.assert_array_equal(batch.read(layer_kv, tables), right)
 
 
@@ -280,8 +280,8 @@ def test_the_second_field_is_not_read_where_pages_hold_keys_alone() -> None:
 def test_entries_that_are_not_those_of_one_page_are_refused(field: int, entry: int) -> None:
     batch = Batch.random(((3, 1),))
     tables = tensorrt_tables(batch, [[1]], 16)
-    assert tables.block_offsets[0, :, 0].tolist() == [6, 7]  # page 1 of 3 layers of two fields
-    tables.block_offsets[0, field, 0] = entry
+    assert tables.pools[0][0, :, 0].tolist() == [6, 7]  # page 1 of 3 layers of two fields
+    tables.pools[0][0, field, 0] = entry
     with pytest.raises(
         ValueError, match=r"^row 0: entries .* are not those of the 2 fields of pages of 6 entries"
     ):

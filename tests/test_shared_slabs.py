@@ -334,7 +334,7 @@ def test_an_engine_is_told_which_pages_to_zero() -> None:
         ("auto", {"available_bytes": 200}, "huge page"),
         ("auto", {"available_bytes": 10_000, "buffers": {"a": [], "b": []}}, "buffers: must be None"),
         ("jenga", {"total_num_pages": {"a": 8, "b": 8}}, "must be None, with layout='jenga'"),
-        ("paged", {"available_bytes": 10_000}, "must be None, with layout='paged'"),
+        ("paged", {"available_bytes": 200}, "makes pages of the groups 'a' 0, 'b' 0 beside their null pages"),
     ],
 )
 def test_memory_that_is_not_stated_as_it_must_be_is_refused(layout: Any, given: Any, message: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pagekeeper import MHAKVCacheParams, PagedKVCacheManager, TextContext
+from pagekeeper.offsets import OffsetLayout
 from pagekeeper.staging import DeviceStaging
 from pagekeeper.tables import TableWriter
 
@@ -21,7 +22,13 @@ DEVICES = [
 def make(device: str) -> tuple[PagedKVCacheManager, TableWriter, list[TextContext]]:
     params = MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=2, num_layers=1, page_size=2)
     kv = PagedKVCacheManager(params=params, total_num_pages=20, max_batch_size=3, allocate_pools=False)
-    writer = TableWriter(kv._core, 3, 46, lambda: DeviceStaging(torch.device(device)))
+    writer = TableWriter(
+        kv._core,
+        3,
+        46,
+        lambda: DeviceStaging(torch.device(device)),
+        offset_layout=lambda: OffsetLayout.of(params, 20, None),
+    )
     batch = [TextContext(f"r{i}", [10 * i + k for k in range(3 + i)]) for i in range(3)]
     for ctx in batch:
         kv.claim(ctx)

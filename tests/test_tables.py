@@ -1,4 +1,4 @@
-"""What kernels read: three table forms over one ledger, look-ups of pages, and the pools."""
+"""What kernels read: four table forms over one ledger, look-ups of pages, and the pools."""
 
 from typing import Any
 
@@ -105,21 +105,31 @@ def test_pages_reserved_beyond_this_forward_are_not_read_by_flashinfer() -> None
 # Every form
 
 
-@pytest.mark.parametrize("form", ["max", "vllm", "flashinfer"])
+@pytest.mark.parametrize("form", ["max", "vllm", "flashinfer", "tensorrt"])
 def test_rows_stand_in_the_order_of_the_batch(kv: Any, batch: Any, form: str) -> None:
     there = kv.runtime_inputs([batch], form=form)[0]
-    lengths = {"max": "cache_lengths", "vllm": "seq_lens", "flashinfer": "kv_last_page_len"}[form]
+    lengths = {
+        "max": "cache_lengths",
+        "vllm": "seq_lens",
+        "flashinfer": "kv_last_page_len",
+        "tensorrt": "seq_lens",
+    }[form]
     first = getattr(there, lengths).tolist()
     back = kv.runtime_inputs([batch[::-1]], form=form)[0]
     assert getattr(back, lengths).tolist() == first[::-1]
 
 
-@pytest.mark.parametrize("form", ["max", "vllm", "flashinfer"])
+@pytest.mark.parametrize("form", ["max", "vllm", "flashinfer", "tensorrt"])
 def test_slots_in_an_array_give_the_tables_of_their_contexts(kv: Any, batch: Any, form: str) -> None:
-    name = {"max": "lookup_table", "vllm": "block_table", "flashinfer": "kv_indices"}[form]
-    listed = getattr(kv.runtime_inputs([batch], form=form)[0], name).tolist()
+    name = {
+        "max": "lookup_table",
+        "vllm": "block_table",
+        "flashinfer": "kv_indices",
+        "tensorrt": "pools",
+    }[form]
+    listed = np.array(getattr(kv.runtime_inputs([batch], form=form)[0], name)).tolist()
     slots = np.array([ctx.slot for ctx in batch], np.int32)
-    assert getattr(kv.runtime_inputs([slots], form=form)[0], name).tolist() == listed
+    assert np.array(getattr(kv.runtime_inputs([slots], form=form)[0], name)).tolist() == listed
 
 
 def test_a_hit_and_a_miss_in_one_batch_read_their_own_pages() -> None:
@@ -215,63 +225,3 @@ def test_a_position_without_a_page_has_no_slot(kv: Any, batch: Any, position: in
 def test_a_position_that_is_no_whole_number_is_refused(kv: Any, batch: Any) -> None:
     with pytest.raises(ValueError, match="positions"):
         kv.slot_mapping(batch[0], [0.5])
-
-
-# TensorRT-LLM (TAB-4, TAB-6)
-
-
-def test_a_block_offset_is_page_times_layers_times_two_plus_the_field(kv: Any, batch: Any) -> None:
-    out = np.full((1, 3, 2, 4), 77, np.int32)
-    assert kv.copy_block_offsets(out, 1, batch[1]) == 2
-    # pages 3 and 4 of 3 layers: 3 * 3 * 2 = 18 and 24; a cell without a page is all ones
-    assert out[0, 1].tolist() == [[18, 24, -1, -1], [19, 25, -1, -1]]
-    assert (out[0, [0, 2]] == 77).all()
-
-
-def test_block_offsets_may_be_asked_for_by_slot(kv: Any, batch: Any) -> None:
-    out = np.zeros((1, 1, 2, 2), np.int32)
-    kv.copy_block_offsets(out, 0, batch[0].slot)
-    assert out[0, 0].tolist() == [[6, 12], [7, 13]]
-
-
-@pytest.mark.parametrize(
-    ("out", "row"),
-    [
-        (np.zeros((1, 1, 2, 2), np.int64), 0),
-        (np.zeros((2, 1, 2, 2), np.int32), 0),
-        (np.zeros((1, 1, 1, 2), np.int32), 0),
-        (np.zeros((1, 2, 2), np.int32), 0),
-        (np.zeros((1, 1, 2, 2), np.int32), 1),
-        (np.zeros((1, 1, 2, 2), np.int32), -1),
-        (np.zeros((1, 1, 2, 1), np.int32), 0),
-    ],
-    ids=["int64", "two pools", "one field", "three axes", "no such row", "negative row", "too few blocks"],
-)
-def test_a_block_offset_table_that_does_not_fit_is_refused_and_left_alone(
-    kv: Any, batch: Any, out: Any, row: int
-) -> None:
-    with pytest.raises(ValueError, match=r"^(out: |slot=)"):
-        kv.copy_block_offsets(out, row, batch[0])
-    assert not out.any()
-
-
-@pytest.mark.parametrize("page_size", [1, 6])
-def test_block_offsets_need_a_page_size_that_is_a_power_of_two_above_one(page_size: int) -> None:
-    kv = manager(page_size=page_size)
-    ctx = prefilled(kv, PROMPT[:3])
-    with pytest.raises(ValueError, match=f"page_size={page_size}"):
-        kv.copy_block_offsets(np.zeros((1, 1, 2, 8), np.int32), 0, ctx)
-
-
-@pytest.mark.parametrize(("layers", "fits"), [(2**29 - 1, True), (2**29, False)])
-def test_a_block_offset_never_reaches_the_bit_that_marks_host_memory(layers: int, fits: bool) -> None:
-    kv = manager(pages=2, num_layers=layers, n_kv_heads=1, head_dim=1)
-    ctx = prefilled(kv, PROMPT[:8])  # pages 1 and 2: the values of page 2 are entry 4 * layers + 1
-    out = np.zeros((1, 1, 2, 2), np.int32)
-    if fits:
-        kv.copy_block_offsets(out, 0, ctx)
-        assert out[0, 0, :, 1].tolist() == [2**31 - 4, 2**31 - 3]
-    else:
-        with pytest.raises(ValueError, match=f"page 2 of {layers} layers"):
-            kv.copy_block_offsets(out, 0, ctx)
-        assert not out.any()

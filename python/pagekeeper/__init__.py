@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pagekeeper._native import TextContext
+    from pagekeeper.cache_config import KVCacheConfig
     from pagekeeper.connector_config import KVConnectorConfig, KVConnectorType
     from pagekeeper.connectors import BlockKey, KVConnector
     from pagekeeper.context import RequestID, TokenBuffer
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pagekeeper.dtypes import DType
     from pagekeeper.dummy import DummyKVCache
     from pagekeeper.errors import (
+        CacheTooSmallError,
         InsufficientBlocksError,
         KVLoadFailed,
         KVLoadRefused,
@@ -39,6 +41,14 @@ if TYPE_CHECKING:
         SlidingWindow,
         cache_dtype_for_encoding,
     )
+    from pagekeeper.planning import (
+        MemoryPlanner,
+        ModelConfig,
+        ModelConfigWithKVCache,
+        PagedMemoryPlanner,
+        calculate_max_num_blocks,
+    )
+    from pagekeeper.planning.load import load_kv_manager
     from pagekeeper.resource_manager import KVCacheResourceManager
     from pagekeeper.retention import RetentionConfig, TokenRangeRetention
     from pagekeeper.tables import KVCacheInputs
@@ -51,6 +61,7 @@ _HOMES = {
     "BlockIndex": "events",
     "BlockKey": "connectors",
     "ByteCount": "counts",
+    "CacheTooSmallError": "errors",
     "ChunkedLocal": "params",
     "CompletedTransfer": "transfers",
     "DType": "dtypes",
@@ -59,6 +70,7 @@ _HOMES = {
     "EvictionPolicy": "params",
     "FullAttention": "params",
     "InsufficientBlocksError": "errors",
+    "KVCacheConfig": "cache_config",
     "KVCacheGroupId": "params",
     "KVCacheInputs": "tables",
     "KVCacheParams": "params",
@@ -72,8 +84,12 @@ _HOMES = {
     "LedgerCorruptError": "errors",
     "MHAKVCacheParams": "params",
     "MLAKVCacheParams": "params",
+    "MemoryPlanner": "planning",
+    "ModelConfig": "planning",
+    "ModelConfigWithKVCache": "planning",
     "MultiKVCacheParams": "params",
     "PagedKVCacheManager": "manager",
+    "PagedMemoryPlanner": "planning",
     "PrefixReuseSummary": "counts",
     "RequestID": "context",
     "RequestTooLargeError": "errors",
@@ -83,8 +99,10 @@ _HOMES = {
     "TokenBuffer": "context",
     "TokenRangeRetention": "retention",
     "cache_dtype_for_encoding": "params",
+    "calculate_max_num_blocks": "planning",
     "hash_blocks": "hashing",
     "hash_blocks_batch": "hashing",
+    "load_kv_manager": "planning.load",
 }
 
 __all__ = [
@@ -92,6 +110,7 @@ __all__ = [
     "BlockIndex",
     "BlockKey",
     "ByteCount",
+    "CacheTooSmallError",
     "ChunkedLocal",
     "CompletedTransfer",
     "DType",
@@ -100,6 +119,7 @@ __all__ = [
     "EvictionPolicy",
     "FullAttention",
     "InsufficientBlocksError",
+    "KVCacheConfig",
     "KVCacheGroupId",
     "KVCacheInputs",
     "KVCacheParams",
@@ -113,8 +133,12 @@ __all__ = [
     "LedgerCorruptError",
     "MHAKVCacheParams",
     "MLAKVCacheParams",
+    "MemoryPlanner",
+    "ModelConfig",
+    "ModelConfigWithKVCache",
     "MultiKVCacheParams",
     "PagedKVCacheManager",
+    "PagedMemoryPlanner",
     "PrefixReuseSummary",
     "RequestID",
     "RequestTooLargeError",
@@ -124,8 +148,10 @@ __all__ = [
     "TokenBuffer",
     "TokenRangeRetention",
     "cache_dtype_for_encoding",
+    "calculate_max_num_blocks",
     "hash_blocks",
     "hash_blocks_batch",
+    "load_kv_manager",
 ]
 
 

@@ -261,7 +261,9 @@ class Ledger:
         extra_ids: ArrayLike | None,
         overrides: Iterable[tuple[int, int]] | None,
         other_namespaces: bool,
-    ) -> tuple[int, int, bytes | None, MissReason | None, int | None, list[tuple[bytes, bytes]]]: ...
+    ) -> tuple[
+        int, list[int], int, bytes | None, MissReason | None, int | None, list[tuple[bytes, bytes]]
+    ]: ...
     def probe_with(
         self,
         tokens: ArrayLike,
@@ -290,6 +292,17 @@ class Ledger:
         table: NDArray[np.uint32],
         seq_lens: NDArray[np.int32],
         slot_mapping: NDArray[np.int64],
+        query_start_loc: NDArray[np.int32],
+        group: int,
+    ) -> BatchShape: ...
+    def write_tensorrt(
+        self,
+        batch: Batch,
+        memory: RowMemory,
+        pools: Sequence[NDArray[np.int32]],
+        apart: Sequence[int],
+        fields: int,
+        seq_lens: NDArray[np.int32],
         query_start_loc: NDArray[np.int32],
         group: int,
     ) -> BatchShape: ...

@@ -5,29 +5,33 @@ It needs pydantic, so the package loads it when a configuration is first named o
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from difflib import get_close_matches
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, model_validator
 
+from pagekeeper.config_model import (
+    Configuration,
+    Parser,
+    Unit,
+    callers_level,
+    flag,
+    gibibytes,
+    one_of,
+    optional,
+    path,
+    refusal,
+    text,
+)
 from pagekeeper.errors import shown
 from pagekeeper.params import whole_number
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from pydantic import ValidationInfo
 
 __all__ = ["Fsync", "KVConnectorConfig", "KVConnectorType"]
 
@@ -50,7 +54,7 @@ class KVConnectorType(StrEnum):
     dkv = "dkv"
 
 
-class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
+class KVConnectorConfig(Configuration, frozen=True):
     """The connector of a cache: its type, and the sizes and ways of its tiers.
 
     Configurations are frozen; equal ones hash alike. Fields that a type has no use for are checked and kept.
@@ -88,14 +92,14 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
     """
 
     type: KVConnectorType = KVConnectorType.null
-    host_offload_max_gb: float | None = None
+    host_offload_max_gb: Annotated[float | None, Unit("GiB")] = None
     disk_offload_dir: str | None = None
-    disk_offload_max_gb: float | None = None
+    disk_offload_max_gb: Annotated[float | None, Unit("GiB")] = None
     disk_rank: int = 0
-    num_disk_workers: int = 32
+    num_disk_workers: Annotated[int, Unit("operations")] = 32
     fsync: Fsync = "batch"
     block_store_endpoint: str | None = Field(default=None, repr=False)
-    num_copy_lanes: int = 1
+    num_copy_lanes: Annotated[int, Unit("threads")] = 1
     host_pin_memory: bool = False
     host_numa_node: int | None = None
 
@@ -139,78 +143,19 @@ class KVConnectorConfig(BaseModel, frozen=True, extra="forbid", hide_input_in_er
             f"or None; got {type(given).__name__}"
         )
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with the fields in `update` changed, and checked. `deep` makes no difference.
-
-        Raises:
-            pydantic.ValidationError: the changed configuration is not allowed.
-        """
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self).model_validate(given | dict(update or {}))
-
-    @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, given: object) -> object:
-        names = tuple(cls.model_fields)
-        unknown = [name for name in given if name not in names] if isinstance(given, Mapping) else []
-        if unknown:
-            raise ValidationError.from_exception_data(
-                cls.__name__, [_unknown_field(name, names) for name in unknown], hide_input=True
-            )
-        return given
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _parse(cls, given: object, info: ValidationInfo) -> object:
-        name = str(info.field_name)
-        try:
-            return _PARSERS[name](given, name)
-        except ValueError as error:
-            raise _refusal(str(error)) from None
+    def parsers(cls) -> Mapping[str, Parser]:
+        """What reads each field."""
+        return _PARSERS
 
     @model_validator(mode="after")
     def _need_endpoint(self) -> Self:
         if self.type is KVConnectorType.dkv and self.block_store_endpoint is None:
-            raise _refusal(
+            raise refusal(
                 "block_store_endpoint=None: type 'dkv' needs the address of its store, "
                 "such as 'tcp://host:port' or 'ipc:///path'"
             )
         return self
-
-
-def _refusal(message: str) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{message}", {"message": message})
-
-
-def _unknown_field(name: object, known: tuple[str, ...]) -> InitErrorDetails:
-    if not isinstance(name, str) or not name.isidentifier() or len(name) > 60:
-        name = shown(name)
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-    return InitErrorDetails(type=_refusal(f"{name}: unknown; {hint}"), loc=(name,), input=None)
-
-
-_Parser: TypeAlias = Callable[[object, str], object]
-"""From what was given, and the field's name, to what is kept. A ValueError says `name=given: must be ...`."""
-
-
-def _optional(parse: _Parser) -> _Parser:
-    def parse_unless_none(value: object, name: str) -> object:
-        try:
-            return None if value is None else parse(value, name)
-        except ValueError as error:
-            raise ValueError(f"{error}, or None") from None
-
-    return parse_unless_none
-
-
-def _one_of(*allowed: str) -> Callable[[object, str], str]:
-    def parse(value: object, name: str) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"{name}={shown(value)}: must be one of {', '.join(map(repr, allowed))}")
-        return str(value)
-
-    return parse
 
 
 def _connector_type(value: object, name: str) -> KVConnectorType:
@@ -220,65 +165,28 @@ def _connector_type(value: object, name: str) -> KVConnectorType:
         warnings.warn(
             f"{name}='tiered' is a deprecated name of 'rust_tiered': give that instead",
             DeprecationWarning,
-            stacklevel=_callers_level(),
+            stacklevel=callers_level(),
         )
         return KVConnectorType.rust_tiered
-    return KVConnectorType(_one_of("null", "rust_tiered", "dkv")(value, name))
-
-
-def _callers_level() -> int:
-    """The `stacklevel` of a warning that the calling function gives to the code which uses the package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("pagekeeper.", "pydantic.")):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _gibibytes(value: object, name: str, *, zero: bool) -> float:
-    size = math.nan
-    if not isinstance(value, bool) and isinstance(value, Real):
-        with suppress(OverflowError):
-            size = float(value)
-    if math.isfinite(size) and (size > 0 or (zero and size == 0)):
-        return size
-    allowed = "from 0" if zero else "above 0"
-    raise ValueError(f"{name}={shown(value)}: must be a finite number of GiB {allowed}")
-
-
-def _path(value: object, name: str) -> str:
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not _is_text(path):
-        raise ValueError(f"{name}={shown(value)}: must be a path (a str that is not empty, an os.PathLike)")
-    return str(path)
+    return KVConnectorType(one_of("null", "rust_tiered", "dkv")(value, name))
 
 
 def _endpoint(value: object, name: str) -> str:
-    if not _is_text(value):
+    if not text(value):
         raise ValueError(f"{name}={shown(value)}: must be an address such as 'tcp://host:port'")
     return str(value)
 
 
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={shown(value)}: must be True or False")
-    return value
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    """Whether `value` is a string that means something outside of Python: no NUL in it, no lone surrogate."""
-    return isinstance(value, str) and value != "" and re.search("[\0\ud800-\udfff]", value) is None
-
-
-_PARSERS: dict[str, _Parser] = {
+_PARSERS: dict[str, Parser] = {
     "type": _connector_type,
-    "host_offload_max_gb": _optional(partial(_gibibytes, zero=False)),
-    "disk_offload_dir": _optional(_path),
-    "disk_offload_max_gb": _optional(partial(_gibibytes, zero=True)),
+    "host_offload_max_gb": optional(partial(gibibytes, zero=False)),
+    "disk_offload_dir": optional(path),
+    "disk_offload_max_gb": optional(partial(gibibytes, zero=True)),
     "disk_rank": partial(whole_number, least=0),
     "num_disk_workers": whole_number,
-    "fsync": _one_of(*get_args(Fsync)),
-    "block_store_endpoint": _optional(_endpoint),
+    "fsync": one_of(*get_args(Fsync)),
+    "block_store_endpoint": optional(_endpoint),
     "num_copy_lanes": partial(whole_number, most=64),
-    "host_pin_memory": _flag,
-    "host_numa_node": _optional(partial(whole_number, least=0)),
+    "host_pin_memory": flag,
+    "host_numa_node": optional(partial(whole_number, least=0)),
 }

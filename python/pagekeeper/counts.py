@@ -7,7 +7,9 @@ from typing import Literal, TypeAlias
 
 __all__ = ["BlockCount", "ByteCount", "MissReason", "PrefixReuseSummary"]
 
-MissReason: TypeAlias = Literal["never_stored", "evicted", "collision", "other_namespace"]
+MissReason: TypeAlias = Literal[
+    "never_stored", "evicted", "collision", "other_namespace", "window", "no_snapshot"
+]
 """Why a block was not found; `PrefixReuseSummary` says what each means."""
 
 
@@ -63,16 +65,22 @@ class PrefixReuseSummary:
 
     Attributes:
         reusable_blocks_allocated: reusable blocks that a request or transfer holds: they cost no free page.
+            Of several groups, in the first with full attention, or the first without.
         reusable_blocks_all: reusable blocks. The block with the prompt's last token is never reusable.
-        first_new_block: hash of the first full block that is not stored; None when all are, or there is none.
+        first_new_block: hash of the first full block that is new; None when none is, or there is none. It may
+            be stored, and not be of use, as `miss_reason` says.
         device_blocks: of the reusable blocks, those on the device.
         host_blocks: of the reusable blocks, those that would be loaded from host memory.
         disk_blocks: of the reusable blocks, those that would be loaded from disk.
-        miss_reason: why that first full block is not stored, None when all are. "never_stored": nobody stored
+        miss_reason: why that first full block is new, None when none is. "never_stored": nobody stored
             it, or nothing is known of it any more. "evicted": it had to make room; about as many evictions as
             the pool has pages are remembered, and none from before a reset. "collision": another block owns
             its hash. "other_namespace": it is stored under another salt or adapter (only when asked for).
+            "window": it is stored, but a group lacks a block that its window or chunk reads at the end of it.
+            "no_snapshot": it is stored, but a group has no state at the end of it.
         evicted_at_step: the step whose `alloc` evicted it; None when that is not known.
+        allocated_by_group: of each group, in the order of the parameters: blocks that it needs to go on
+            behind the reusable ones on the device, and that a request or transfer holds.
     """
 
     reusable_blocks_allocated: int
@@ -83,3 +91,4 @@ class PrefixReuseSummary:
     disk_blocks: int = 0
     miss_reason: MissReason | None = None
     evicted_at_step: int | None = None
+    allocated_by_group: tuple[int, ...] = ()

@@ -97,7 +97,7 @@ DeviceLike: TypeAlias = "str | torch.device | _DeviceReference"
 
 
 def parse_device(value: DeviceLike) -> str:
-    """The device that `value` names, as "cpu" or "cuda:<index>".
+    """The device that `value` names, as "cpu", "cuda:<index>" or "meta", where tensors have no memory.
 
     Without an index "cuda" is "cuda:0". ROCm devices go by the name that torch gives them, "cuda"; MAX's name
     "gpu" is the same.
@@ -123,9 +123,11 @@ def parse_device(value: DeviceLike) -> str:
         raise TypeError(f"a device is a name, a torch.device or a DeviceRef, not {shown(value)}")
     if name in ("cpu", "cpu:0"):
         return "cpu"
+    if name == "meta":
+        return name
     if match := _GPU.fullmatch(name):
         return f"cuda:{match['index'] or 0}"
-    raise ValueError(f"device {shown(name)} is not 'cpu', 'cuda' or 'cuda:<index>'")
+    raise ValueError(f"device {shown(name)} is not 'cpu', 'cuda', 'cuda:<index>' or 'meta'")
 
 
 def _dtype_name(value: object) -> str:

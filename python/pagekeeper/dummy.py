@@ -24,6 +24,7 @@ from pagekeeper.tables import (
     KVCacheInputs,
     MaxTables,
     Tables,
+    TensorRTTables,
     VllmTables,
     check_form,
     table_columns,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pagekeeper.connectors import KVConnector
     from pagekeeper.context import EngineRequest
     from pagekeeper.params import KVCacheParams
-    from pagekeeper.pools import Layout
+    from pagekeeper.pools import Layout, PoolPointers
 
 __all__ = ["DummyKVCache"]
 
@@ -47,8 +48,8 @@ __all__ = ["DummyKVCache"]
 class DummyKVCache(PagedKVCacheManager):
     """A `PagedKVCacheManager` whose calls do nothing: every request is there, every transfer is complete.
 
-    It has one page, which is free, and no memory behind it: `get_buffers` and `pages_view` raise a
-    ValueError, as in a manager without pools.
+    It has one page, which is free, and no memory behind it: `get_buffers`, `pages_view` and `pool_pointers`
+    raise a ValueError, as in a manager without pools.
 
     Args:
         params: kept; None describes the smallest cache.
@@ -290,6 +291,9 @@ class DummyKVCache(PagedKVCacheManager):
     ) -> torch.Tensor:
         raise ValueError("there is no pool: a DummyKVCache has none")
 
+    def pool_pointers(self, group: str | None = None) -> tuple[PoolPointers, ...]:
+        raise ValueError("there is no pool: a DummyKVCache has none")
+
     def pages_view(self, group: str | None = None) -> torch.Tensor:
         raise ValueError("there is no pool: a DummyKVCache has none")
 
@@ -379,4 +383,6 @@ def _empty_tables(form: Form, batch: int) -> Tables:
         return MaxTables(table, lengths.view(np.uint32), 0, 0)
     if form == "vllm":
         return VllmTables(np.zeros((batch, 0), np.int32), lengths, np.zeros(0, np.int64), offsets, 0, 0)
+    if form == "tensorrt":
+        return TensorRTTables((np.full((batch, 2, 0), -1, np.int32),), lengths, offsets, 0, 0)
     return FlashInferTables(offsets, np.zeros(0, np.int32), lengths, offsets.copy(), 0, 0)

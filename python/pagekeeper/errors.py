@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CacheTooSmallError",
     "InsufficientBlocksError",
     "KVLoadFailed",
     "KVLoadRefused",
@@ -42,6 +43,24 @@ class InsufficientBlocksError(RuntimeError):
 
 class RequestTooLargeError(InsufficientBlocksError):
     """There will never be room for a request: reject it. `needed` counts all of its pages."""
+
+
+class CacheTooSmallError(ValueError):
+    """A cache would be too small to serve one request of the length that it is made for.
+
+    Attributes:
+        needed: bytes that the pools would need at least, divided as they are.
+        available: bytes that there are for them.
+        max_seq_len_that_fits: tokens of the longest request that could be served; 0 if there is none.
+    """
+
+    def __init__(
+        self, message: str, *, needed: int = 0, available: int = 0, max_seq_len_that_fits: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
+        self.max_seq_len_that_fits = max_seq_len_that_fits
 
 
 class LedgerCorruptError(RuntimeError):

@@ -8,6 +8,10 @@ Ids are gapless. Whoever sees a gap has missed events that the full buffer dropp
     if not index.apply(kv.get_latest_events()):
         index.apply_snapshot(kv.event_snapshot())
 
+Each group of layers is told of by itself, because groups lose blocks apart: a window those that it has
+passed, a group of states all but its snapshots. Groups have numbers, in the order of the cache's parameters,
+and their first events say of which kind they are.
+
 Blocks are named by the first 8 bytes of their hash, as a big-endian number. Salts and adapters are in the
 hash, so an index needs no namespaces; the salt itself is never told. Every manager has a stream of its own:
 one that starts again is another stream, for a new index.
@@ -16,10 +20,20 @@ one that starts again is another stream, for a new index.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pagekeeper.params.groups import (
+    ChunkedLocal,
+    FullAttention,
+    GroupKind,
+    KVCacheGroupId,
+    Recurrent,
+    SlidingWindow,
+)
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -44,8 +58,8 @@ class _Event:
     Attributes:
         id: counted from 0 without gaps; in a snapshot the id of the newest event that it includes.
         dp_rank: the data-parallel replica.
-        group: the group of layers.
-        window: tokens that attention of the group sees; None for all.
+        group: the number of the group of layers.
+        window: tokens of the group's window or chunk; None for kinds that have none.
     """
 
     id: int
@@ -56,29 +70,33 @@ class _Event:
 
 @dataclass(frozen=True, slots=True)
 class Created(_Event):
-    """The cache was made: the first event of all.
+    """The cache was made: the first events, one a group.
 
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
         page_size: tokens a block.
-        pages: usable pages of each tier, the device first.
+        pages: pages of each tier that the group can use, the device first. Groups that share memory can use
+            as many only while the others use none.
+        kind: which blocks the group's layers read.
     """
 
     page_size: int
     pages: tuple[int, ...]
+    kind: GroupKind
 
 
 @dataclass(frozen=True, slots=True)
 class Stored(_Event):
-    """Consecutive blocks of one prefix can be hit from now on.
+    """The group has consecutive blocks of one prefix from now on.
 
     Attributes:
         id: counted from 0 without gaps; in a snapshot the id of the newest event that it includes.
         dp_rank: the data-parallel replica, 0.
-        group: the group of layers, 0.
-        window: tokens that attention of the group sees; None for all.
+        group: the number of the group of layers, from 0, in the order of the parameters.
+        window: tokens of the group's window or chunk; None for kinds that have none.
         parent_hash: hash of the block before the first one, which may be evicted; None at the start of a
-            prefix.
+            prefix. Of a group of states: hash of the last snapshot before it that the group has, None without
+            one, because the blocks between are none of its.
         first_block: number of the first block in its prefix, from 0.
         hashes: one a block.
         token_ids: int32 [blocks * page_size], token overrides applied; read-only. Not compared: equal hashes
@@ -107,7 +125,7 @@ class Stored(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Removed(_Event):
-    """Blocks cannot be hit any more.
+    """The group has lost blocks.
 
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
@@ -119,7 +137,7 @@ class Removed(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Updated(_Event):
-    """A stored block changed.
+    """A block that the group has changed.
 
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
@@ -135,7 +153,7 @@ class Updated(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Cleared(_Event):
-    """No block is left: the cache was reset.
+    """The group has no block left: the cache was reset.
 
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
@@ -152,11 +170,51 @@ class EventSnapshot:
 
     Attributes:
         last_event_id: id of the newest event that the snapshot includes; -1 when none was ever recorded.
-        events: `Created`, then `Stored` of every cached block, parents before children.
+        events: `Created` of each group, then `Stored` of every block that the first group has, parents before
+            children, of the second, and so on.
     """
 
     last_event_id: int
     events: tuple[Event, ...]
+
+
+class _Group:
+    """What an index knows of a group: its kind, and the hashes of its blocks."""
+
+    __slots__ = ("hashes", "kind", "page_size")
+
+    def __init__(self, kind: GroupKind, page_size: int) -> None:
+        self.kind = kind
+        self.page_size = page_size
+        self.hashes: set[int] = set()
+
+    def longest_hit(self, keys: Sequence[int]) -> int:
+        """Blocks of the longest prefix of a prompt that the group can go on from."""
+        sinks = -(-self.kind.sink_tokens // self.page_size) if isinstance(self.kind, SlidingWindow) else 0
+        hit = sum(1 for _ in takewhile(self.hashes.__contains__, keys[:sinks]))
+        if hit == min(sinks, len(keys)):
+            hit = len(keys)
+        while hit:
+            needed = range(hit - 1, self._first_needed(hit * self.page_size) - 1, -1)
+            missing = next((block for block in needed if keys[block] not in self.hashes), None)
+            if missing is None:
+                break
+            hit = missing  # a longer prefix that does without it was no hit
+        return hit
+
+    def _first_needed(self, position: int) -> int:
+        """From this block on the token at a position reads all, its sinks apart."""
+        match self.kind:
+            case SlidingWindow(window_size=tokens):
+                return max(0, position + 1 - tokens) // self.page_size
+            case ChunkedLocal(chunk_size=tokens):
+                return position // tokens * tokens // self.page_size
+            case Recurrent():
+                return (position - 1) // self.page_size
+            case FullAttention():
+                return 0
+            case _:  # nothing of a prompt
+                return position // self.page_size
 
 
 class BlockIndex:
@@ -170,10 +228,10 @@ class BlockIndex:
     (0, 7)
     """
 
-    __slots__ = ("_hashes", "_last")
+    __slots__ = ("_groups", "_last")
 
     def __init__(self) -> None:
-        self._hashes: set[int] = set()
+        self._groups: dict[int, _Group] = {}
         self._last = -1
 
     @property
@@ -200,16 +258,17 @@ class BlockIndex:
         """Starts over from a snapshot, unless the index is newer."""
         if snapshot.last_event_id < self._last:
             return
-        self._hashes.clear()
+        self._groups.clear()
         for event in snapshot.events:
             self._hold(event)
         self._last = snapshot.last_event_id
 
     def match_length(self, hashes: Iterable[bytes | int]) -> int:
-        """Leading blocks of a prompt that the cache holds.
+        """Leading blocks of a prompt that a request would reuse: those that every group can go on from.
 
         A cache does not reuse the block with a prompt's last token: leave its hash out to get what the cache
-        would answer.
+        would answer. Where no group needs any block, as between two chunks of a model without other layers,
+        the cache may go on from more.
 
         Args:
             hashes: the hashes of the prompt's blocks in order, as bytes from `hash_blocks` or as numbers,
@@ -218,28 +277,47 @@ class BlockIndex:
         Raises:
             ValueError: bytes that are no hash.
         """
-        length = 0
-        for block in hashes:
-            if block_key(block) not in self._hashes:
-                break
-            length += 1
-        return length
+        groups = self._groups.values()
+        keys: Iterator[int] = map(block_key, hashes)
+        if whole := [group.hashes for group in groups if isinstance(group.kind, FullAttention)]:
+            keys = takewhile(lambda key: all(key in held for held in whole), keys)
+        found = list(keys)
+        while found and not any(found[-1] in group.hashes for group in groups):
+            found.pop()  # a group that needs none of these would go on from anywhere
+        others = [group for group in groups if not isinstance(group.kind, FullAttention)]
+        before = -1
+        while before != len(found):  # what one group does without another may need
+            before = len(found)
+            for group in others:
+                del found[group.longest_hit(found) :]
+        return len(found)
 
-    def hashes(self) -> frozenset[int]:
-        """The hashes of all blocks that the cache holds."""
-        return frozenset(self._hashes)
+    def hashes(self, group: int | None = None) -> frozenset[int]:
+        """The hashes of the blocks that a group has.
+
+        Args:
+            group: its number; None for all blocks that any group has.
+        """
+        held = [known.hashes for number, known in self._groups.items() if group in (None, number)]
+        return frozenset().union(*held)
 
     def __len__(self) -> int:
-        return len(self._hashes)
+        """Blocks that any group has."""
+        groups = list(self._groups.values())
+        return len(groups[0].hashes if len(groups) == 1 else self.hashes())
 
     def _hold(self, event: Event) -> None:
         match event:
-            case Stored(hashes=hashes):
-                self._hashes.update(hashes)
-            case Removed(hashes=hashes):
-                self._hashes.difference_update(hashes)
-            case Cleared():
-                self._hashes.clear()
+            case Created():
+                self._groups[event.group] = _Group(event.kind, event.page_size)
+            case Stored():
+                if event.group not in self._groups:
+                    self._groups[event.group] = _Group(FullAttention(), event.page_size)
+                self._groups[event.group].hashes.update(event.hashes)
+            case Removed() if event.group in self._groups:
+                self._groups[event.group].hashes.difference_update(event.hashes)
+            case Cleared() if event.group in self._groups:
+                self._groups[event.group].hashes.clear()
 
 
 def block_key(block_hash: bytes | int) -> int:
@@ -270,6 +348,13 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
-def from_native(rows: Sequence[tuple[Any, ...]], dp_rank: int = 0) -> list[Event]:
-    """Events of one replica from what the native ledger gives: (id, kind, fields...)."""
-    return [_KINDS[kind](number, dp_rank, 0, None, *fields) for number, kind, *fields in rows]
+def from_native(rows: Sequence[tuple[Any, ...]], kinds: Sequence[GroupKind], dp_rank: int = 0) -> list[Event]:
+    """Events of a replica, whose groups are of these kinds, from the native (id, group, kind, fields...)."""
+    windows = [KVCacheGroupId.of(kind).window_size for kind in kinds]
+    events = []
+    for number, group, what, *fields in rows:
+        if what == "created":
+            fields.append(kinds[group])
+        window = None if windows[group] < 0 else windows[group]
+        events.append(_KINDS[what](number, dp_rank, group, window, *fields))
+    return events

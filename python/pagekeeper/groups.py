@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pagekeeper._native import slab_geometry
-from pagekeeper.errors import shown
+from pagekeeper.errors import CacheTooSmallError, shown
 from pagekeeper.params import (
     ChunkedLocal,
     CrossAttention,
     FullAttention,
+    GroupKind,
     KVCacheParams,
     MultiKVCacheParams,
     Recurrent,
@@ -20,6 +23,7 @@ from pagekeeper.params import (
     whole_number,
 )
 from pagekeeper.pools import Pool, check_apart, pool_for, usable_pages
+from pagekeeper.shares import cap_pages, divide, shares_of, warn_of_max_tokens
 from pagekeeper.slabs import MAX_HUGE_BYTES, MAX_PADDING, MAX_RATIO, GroupMemory, slab_pools
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ __all__ = ["Buffers", "Groups"]
 
 Buffers: TypeAlias = "Sequence[torch.Tensor | NDArray[np.uint8]]"
 """Memory of one pool: a list of tensors, or of numpy arrays."""
+
+_log = logging.getLogger("pagekeeper")
 
 _Value = TypeVar("_Value")
 
@@ -50,6 +56,7 @@ class Groups:
     """
 
     def __init__(self, params: KVCacheParams | MultiKVCacheParams) -> None:
+        self._cache = params
         if isinstance(params, MultiKVCacheParams):
             self.names: tuple[str, ...] = tuple(params)
             self.params: tuple[KVCacheParams, ...] = tuple(params.values())
@@ -64,6 +71,11 @@ class Groups:
             if isinstance(group.kind, CrossAttention):
                 where = "params.kind" if name is None else f"params[{name!r}].kind"
                 raise ValueError(f"{where}={group.kind}: is not there yet")
+
+    @property
+    def kinds(self) -> list[GroupKind]:
+        """Which blocks the layers of each group read."""
+        return [group.kind for group in self.params]
 
     @property
     def shares(self) -> bool:
@@ -90,27 +102,32 @@ class Groups:
         raise ValueError(f"group={shown(group)}: must be one of {', '.join(map(repr, self.names))}")
 
     def memory(
-        self, total_num_pages: int | Mapping[str, int] | None, available_bytes: int | None
+        self,
+        total_num_pages: int | Mapping[str, int] | None,
+        available_bytes: int | None,
+        max_batch_size: int,
     ) -> GroupMemory:
         """How much memory each group has, of its own or of a slab that all share.
+
+        Args:
+            total_num_pages: usable pages of the only group, or of each by name.
+            available_bytes: instead of these, bytes for all pools.
+            max_batch_size: requests at a time: as many pages have groups of which each has one for life.
 
         Raises:
             ValueError: what is given is missing, doubled, out of range, too small, or not by group.
         """
-        if not self.names:
+        if not self.names or (len(self.names) == 1 and total_num_pages is None):
             if isinstance(total_num_pages, Mapping):
                 raise ValueError(f"total_num_pages={shown(total_num_pages)}: must be a number, of one group")
-            return GroupMemory((usable_pages(self.params[0], total_num_pages, available_bytes),))
+            pages = usable_pages(self.params[0], total_num_pages, available_bytes)
+            return GroupMemory((pages if available_bytes is None else cap_pages(self.params[0], pages),))
         if (total_num_pages is None) == (available_bytes is None):
             raise ValueError("give total_num_pages or available_bytes, one of them")
         if available_bytes is not None:
-            if len(self.names) == 1:  # it has nobody to share with, whatever the layout
-                return GroupMemory((usable_pages(self.params[0], None, available_bytes),))
-            if not self.shares:
-                raise ValueError(
-                    f"available_bytes={shown(available_bytes)}: must be None, with layout='paged'"
-                )
-            return self._slab(whole_number(available_bytes, "available_bytes", 0, 2**63 - 1))
+            available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
+            warn_of_max_tokens(self.params[0].max_tokens)
+            return self.shared_memory(available_bytes) or self.divided_memory(available_bytes, max_batch_size)
         names = ", ".join(map(repr, self.names))
         must_share = self.layout == "jenga" and self.shares
         if must_share or not isinstance(total_num_pages, Mapping):
@@ -123,25 +140,72 @@ class Groups:
             tuple(whole_number(total_num_pages[name], f"total_num_pages[{name!r}]") for name in self.names)
         )
 
-    def _slab(self, available_bytes: int) -> GroupMemory:
+    def shared_memory(self, available_bytes: int) -> GroupMemory | None:
+        """A slab that all groups share; None where each is to have memory of its own.
+
+        With the layout "auto" that is so too if no huge page holds whole pages of all of them, which is
+        logged.
+
+        Raises:
+            CacheTooSmallError: there is not one huge page beside the null one.
+            ValueError: the groups must share memory, and their pages have no huge page.
+        """
+        if not self.shares:
+            return None
+        try:
+            huge_bytes, huge_pages, tilings = self._geometry(available_bytes)
+        except ValueError as error:
+            huge_bytes, huge_pages, tilings = self._least_geometry(error)
+            if not huge_bytes:
+                return None
+        if huge_pages < 1:
+            raise CacheTooSmallError(
+                f"available_bytes={available_bytes}: has no room for a huge page of {huge_bytes} bytes "
+                "beside the null one",
+                needed=2 * huge_bytes,
+                available=available_bytes,
+            )
+        ratios, strides = zip(*tilings, strict=True)
+        return GroupMemory(ratios, huge_pages, huge_bytes, strides)
+
+    def divided_memory(
+        self, available_bytes: int, max_batch_size: int, shares: Mapping[str, Fraction] | None = None
+    ) -> GroupMemory:
+        """Memory of its own for each group, by `shares`; None: by those of the parameters.
+
+        Raises:
+            CacheTooSmallError: there is no page for a group.
+            ValueError: the environment says something else than shares.
+        """
+        cache = self._cache
+        assert isinstance(cache, MultiKVCacheParams)
+        pages = divide(cache, available_bytes, max_batch_size, shares or shares_of(cache))
+        return GroupMemory(tuple(pages.values()))
+
+    def _geometry(self, available_bytes: int) -> tuple[int, int, list[tuple[int, int]]]:
+        """Bytes of a huge page, usable ones, and for each group pages in one and bytes from page to page."""
         pages = []
         for group in self.params:
             rows = [region.shape[-1] * region.dtype.size_in_bytes for region in group.page_layout.regions]
             pages.append((group.bytes_per_page, math.gcd(group.bytes_per_page, *rows)))
-        huge_bytes, huge_pages, tilings = slab_geometry(
+        return slab_geometry(
             pages,
             available_bytes,
             max_padding=MAX_PADDING,
             max_huge_bytes=MAX_HUGE_BYTES,
             max_ratio=MAX_RATIO,
         )
-        if huge_pages < 1:
-            raise ValueError(
-                f"available_bytes={available_bytes}: has no room for a huge page of {huge_bytes} bytes "
-                "beside the null one"
-            )
-        ratios, strides = zip(*tilings, strict=True)
-        return GroupMemory(ratios, huge_pages, huge_bytes, strides)
+
+    def _least_geometry(self, error: ValueError) -> tuple[int, int, list[tuple[int, int]]]:
+        """The geometry that more memory would have, with no huge page of it; of 0 bytes if there is none."""
+        try:
+            huge_bytes, _, tilings = self._geometry(2**62)
+        except ValueError:
+            if self.layout == "jenga":
+                raise error from None
+            _log.warning("groups get memory of their own: %s", error)
+            return 0, 0, []
+        return huge_bytes, 0, tilings
 
     def native(self, memory: GroupMemory) -> list[tuple[str, int, int, int]]:
         """What the ledger is told of each group: its kind, two numbers of that kind, and its pages.

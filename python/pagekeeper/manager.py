@@ -55,8 +55,9 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         total_num_pages: usable pages; the pools hold one more, the null page 0. With several groups a mapping
             of their names to pages, of which each has memory of its own.
         max_batch_size: most requests of one replica in `runtime_inputs`, up to 2**20.
-        available_bytes: instead of `total_num_pages`: bytes for the pools, null page included. Several groups
-            share them: what one does not use another can.
+        available_bytes: instead of `total_num_pages`: bytes for the pools, null pages included. Several
+            groups share them: what one does not use another can; with `layout="paged"` they divide them, as
+            `window_size_shares` says.
         max_seq_len: most tokens of one request, prompt and output. None: as many as the pool holds.
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
@@ -93,12 +94,12 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         connector: KVConnector | None = None,
     ) -> None:
         self._groups = Groups(params)
-        self._memory = memory = self._groups.memory(total_num_pages, available_bytes)
         if max_batch_size is None:
             raise ValueError("max_batch_size: missing; most requests of one replica in runtime_inputs")
+        self.max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
+        self._memory = memory = self._groups.memory(total_num_pages, available_bytes, self.max_batch_size)
         self.params = params
         self.total_num_pages = sum(memory.usable_pages)
-        self.max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
         self.max_seq_len = _limit(max_seq_len, "max_seq_len")
         self.max_num_input_tokens = _limit(max_num_input_tokens, "max_num_input_tokens")
         self.model_name = text(model_name, "model_name")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from pagekeeper._native import Ledger
 from pagekeeper.calls import Batch, Request, text
 from pagekeeper.groups import Groups
-from pagekeeper.pools import Layout, Pool
+from pagekeeper.offsets import write_block_offsets
+from pagekeeper.pools import Layout, Pool, PoolPointers
 from pagekeeper.slabs import GroupMemory
-from pagekeeper.tables import write_block_offsets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +77,8 @@ class PageCalls:
         Cells without a page are all ones.
 
         Args:
-            out: int32 [1 pool, rows, 2 fields, blocks].
+            out: int32 [pools, rows, 2 fields, blocks]. Layers that differ are in pools of their own, as
+                `layer_to_pool` of the parameters says, with `layers` of their own; else there is one.
             slot: the row to write, 0 to rows - 1.
             ctx: the request.
             group: the group of layers, where there are several.
@@ -86,12 +87,11 @@ class PageCalls:
             The number of blocks.
 
         Raises:
-            ValueError: a page size that is 1 or no power of two, layers that differ, a table that is too
+            ValueError: a page size that is 1 or no power of two, a table that does not fit or is too
                 small, an entry over 2**31 - 1, or pages whose padding is no multiple of a layer's field.
         """
         index = self._groups.index(group)
-        strides, pages = self._memory.strides, self._core.pages_of(ctx, index)
-        stride = strides[index] if strides else None
+        pages, stride = self._core.pages_of(ctx, index), self._memory.stride(index)
         return write_block_offsets(out, slot, pages, self._groups.params[index], stride)
 
     def get_buffers(
@@ -125,6 +125,21 @@ class PageCalls:
             ValueError: there is no pool, or its pages have companions, which lie elsewhere.
         """
         return self._require_pool(group).pages()
+
+    def pool_pointers(self, group: str | None = None) -> tuple[PoolPointers, ...]:
+        """Where the pools begin in memory, for kernels that take pointers: one entry a pool.
+
+        Layers that differ are in pools of their own, as `layer_to_pool` of the parameters says, (pool, index
+        in the pool) of each layer; else there is one. `sleep` and `shutdown` end what they point to.
+
+        Args:
+            group: the group of layers, where there are several.
+
+        Raises:
+            ValueError: there is no such group, no pool, or one of plain memory, which is the caller's; pages
+                of states.
+        """
+        return self._require_pool(group).pointers()
 
     def _require_pool(self, group: str | None) -> Pool:
         index = self._groups.index(group)

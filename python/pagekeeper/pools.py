@@ -6,11 +6,11 @@ Torch is needed for tensors only.
 from __future__ import annotations
 
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from pagekeeper.errors import shown
+from pagekeeper.errors import CacheTooSmallError, shown
 from pagekeeper.params import KVCacheParams, PageRegion, whole_number
 
 if TYPE_CHECKING:
@@ -19,9 +19,29 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["DevicePool", "Layout", "PlainPool", "Pool", "check_apart", "pool_for", "usable_pages"]
+__all__ = [
+    "DevicePool",
+    "Layout",
+    "PlainPool",
+    "Pool",
+    "PoolPointers",
+    "check_apart",
+    "pool_for",
+    "usable_pages",
+]
 
 Layout = Literal["NHD", "HND"]
+
+
+class PoolPointers(NamedTuple):
+    """Addresses of null pages, with which pools begin; of a CUDA device on the device."""
+
+    data: int
+    """Of keys and values."""
+    scales: int
+    """Of their scales; 0 where there are none."""
+    indexer_k: int
+    """Of an indexer's keys; 0 where there are none."""
 
 
 class DevicePool:
@@ -127,6 +147,28 @@ class DevicePool:
             for tensor in self._tensors:
                 tensor[page].zero_()
 
+    def pointers(self) -> tuple[PoolPointers, ...]:
+        """Addresses of the "kv" regions and their companions.
+
+        Raises:
+            ValueError: pages of states.
+        """
+        regions = self._layout.regions
+        pools = [region for region in regions if region.name == "kv"]
+        if not pools:
+            raise ValueError("the group's pages hold states: there are pointers to keys and values alone")
+        return tuple(
+            PoolPointers(*(self._pointer(name, pool) for name in ("kv", "kv_scales", "indexer_k")))
+            for pool in pools
+        )
+
+    def _pointer(self, name: str, pool: PageRegion) -> int:
+        """Where the region of a kind begins that has layers of a pool; 0 if there is none."""
+        for region, tensor in zip(self._layout.regions, self._tensors, strict=True):
+            if region.name == name and not set(region.layers).isdisjoint(pool.layers):
+                return tensor.data_ptr()
+        return 0
+
     def pages(self) -> torch.Tensor:
         """Every page as bytes, for transfers: uint8 [pages + 1, bytes_per_page], a view.
 
@@ -196,6 +238,10 @@ class PlainPool:
     def layer(self, layer: int, layout: Layout = "NHD", name: str = "kv") -> torch.Tensor:
         """Raises `ValueError`: there are no tensors."""
         raise ValueError("the pool is plain memory: it has no tensors")
+
+    def pointers(self) -> tuple[PoolPointers, ...]:
+        """Raises `ValueError`: the memory is the caller's."""
+        raise ValueError("the pool is plain memory: its pointers are the caller's")
 
     def copy_pages(self, copies: NDArray[np.int32]) -> None:
         """Copies whole pages one after the other.
@@ -315,7 +361,8 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
     """Pages that a pool can hand out: as many as asked for, or as fit beside the null page.
 
     Raises:
-        ValueError: neither or both are given, one is out of range, or not one page fits.
+        CacheTooSmallError: not one page fits.
+        ValueError: neither or both are given, or one is out of range.
     """
     if (total_num_pages is None) == (available_bytes is None):
         raise ValueError("give total_num_pages or available_bytes, one of them")
@@ -324,8 +371,10 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
     available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
     pages = available_bytes // params.bytes_per_page - 1
     if not 1 <= pages < 2**31:
-        raise ValueError(
+        raise CacheTooSmallError(
             f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} "
-            "bytes beside the null page, must make 1 to 2**31 - 1"
+            "bytes beside the null page, must make 1 to 2**31 - 1",
+            needed=2 * params.bytes_per_page,
+            available=available_bytes,
         )
     return pages

@@ -96,12 +96,18 @@ class PrefixCalls:
             "extra_ids": extra_ids,
             "overrides": overrides,
         }
-        held, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
+        held, by_group, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
             tokens, other_namespaces=other_namespaces, **what
         )
         if self._tiers is None or not rest:
             return PrefixReuseSummary(
-                held, present, first_new, present, miss_reason=miss_reason, evicted_at_step=evicted_at
+                held,
+                present,
+                first_new,
+                present,
+                miss_reason=miss_reason,
+                evicted_at_step=evicted_at,
+                allocated_by_group=tuple(by_group),
             )
         host, disk = self._tiers.count_cached_prefix(rest)
         if self._groups.is_plain:
@@ -121,6 +127,7 @@ class PrefixCalls:
             disk_blocks=disk,
             miss_reason=miss_reason if found < len(rest) else None,
             evicted_at_step=evicted_at if found < len(rest) else None,
+            allocated_by_group=tuple(by_group),
         )
 
     def probe_prefix_match_length(
@@ -364,7 +371,7 @@ class PrefixCalls:
             "extra_ids": extra_ids,
             "overrides": overrides,
         }
-        _, on_device, *_, missing = self._core.probe(tokens, other_namespaces=False, **what)
+        _, _, on_device, *_, missing = self._core.probe(tokens, other_namespaces=False, **what)
         tiers = self._tiers
         if tiers is None or not missing:
             return COMPLETED
@@ -404,7 +411,7 @@ class PrefixCalls:
         rows = self._core.take_events(timeout)
         if timeout > 0 and not self.params.event_buffer_max_size:
             raise ValueError(f"timeout={timeout}: events are off; set event_buffer_max_size in the params")
-        return from_native(rows)
+        return from_native(rows, self._groups.kinds)
 
     def event_snapshot(self) -> EventSnapshot:
         """What is cached now, as events, for whoever missed some. May be called from any thread.
@@ -413,7 +420,7 @@ class PrefixCalls:
         grows with the cache, which waits meanwhile.
         """
         last_event_id, rows = self._core.event_snapshot()
-        return EventSnapshot(last_event_id, tuple(from_native(rows)))
+        return EventSnapshot(last_event_id, tuple(from_native(rows, self._groups.kinds)))
 
     @property
     def hash_seed(self) -> str | None:

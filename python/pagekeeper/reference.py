@@ -295,8 +295,12 @@ def _read(
         kv_lens = [n + last - first for n, first, last in zip(past, starts, starts[1:], strict=False)]
         return starts, kv_lens, rows
     if isinstance(inputs, TensorRTTables):
+        if len(inputs.pools) != 1:
+            raise ValueError(
+                f"inputs has {len(inputs.pools)} pools: must be of the layer's alone, as of_pool gives them"
+            )
         kv_lens = _ints(inputs.seq_lens)
-        entries = _int64(inputs.block_offsets, device)[:, : pages.shape[1]]
+        entries = _int64(inputs.pools[0], device)[:, : pages.shape[1]]
         rows = [
             _pages_of_entries(row, of_row[:, : -(-kv_len // page_size)], pages)
             for row, (of_row, kv_len) in enumerate(zip(entries, kv_lens, strict=True))

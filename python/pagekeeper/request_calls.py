@@ -10,9 +10,11 @@ from pagekeeper.calls import Batch, Request, Requests, check_replica, is_one
 from pagekeeper.connectors import KVConnector
 from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.groups import Groups
+from pagekeeper.offsets import OffsetLayout
 from pagekeeper.outer_tiers import OuterTiers
 from pagekeeper.params import KVCacheParams, MultiKVCacheParams, Recurrent, Scratch
 from pagekeeper.pools import Pool
+from pagekeeper.slabs import GroupMemory
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
     NO_COPIES,
@@ -24,6 +26,7 @@ from pagekeeper.tables import (
     StateTables,
     Tables,
     TableWriter,
+    TensorRTTables,
     VllmTables,
 )
 from pagekeeper.transfers import COMPLETED, CompletedTransfer, KVConnectorTransfer
@@ -47,6 +50,7 @@ class RequestCalls:
     max_batch_size: int
     max_num_input_tokens: int | None
     _core: Ledger
+    _memory: GroupMemory
     _connector: KVConnector | None
     _tiers: OuterTiers | None
     _groups: Groups
@@ -190,6 +194,11 @@ class RequestCalls:
         self, batches: Sequence[Batch], form: Literal["flashinfer"]
     ) -> KVCacheInputs[FlashInferTables]: ...
 
+    @overload
+    def runtime_inputs(
+        self, batches: Sequence[Batch], form: Literal["tensorrt"]
+    ) -> KVCacheInputs[TensorRTTables]: ...
+
     def runtime_inputs(self, batches: Sequence[Batch], form: Form = "max") -> KVCacheInputs[Tables]:
         """What the kernels read for the forward that `alloc` planned.
 
@@ -198,19 +207,20 @@ class RequestCalls:
 
         Args:
             batches: one batch a data-parallel replica.
-            form: "max", "vllm" (also FlashAttention) or "flashinfer".
+            form: "max", "vllm" (also FlashAttention), "flashinfer" or "tensorrt" (TensorRT-LLM).
 
         Returns:
             One entry a replica, rows in the order of its batch; of several groups each has its own, under its
-            name, as `inputs["full"][0]`. An entry is a `MaxTables`, `VllmTables` or `FlashInferTables` of
-            `pagekeeper.tables`, which say shapes and dtypes; groups of states have `StateTables` instead, as
-            `inputs["mamba"].states[0]`. Arrays are numpy's for a cache on the CPU,
+            name, as `inputs["full"][0]`. An entry is a `MaxTables`, `VllmTables`, `FlashInferTables` or
+            `TensorRTTables` of `pagekeeper.tables`, which say shapes and dtypes; groups of states have
+            `StateTables` instead, as `inputs["mamba"].states[0]`. Arrays are numpy's for a cache on the CPU,
             otherwise tensors on its device, whose copies are queued on the current stream.
             They are views of memory that is used again, valid until the second next call in the same form,
             and not to be written.
 
         Raises:
-            ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned.
+            ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned. In
+                the form "tensorrt" also what `copy_block_offsets` cannot write.
         """
         if not isinstance(batches, list | tuple):
             raise TypeError(f"batches: got {type(batches).__name__}; give a list, one batch a replica")
@@ -221,6 +231,8 @@ class RequestCalls:
         if self._groups.is_plain and not self._groups.names:
             tables, shape = self._tables[0].write(batches[0], form)
             return _inputs(form, tables, self._copy_pages(0, shape))
+        for writer in self._tables:
+            writer.check(form)
         # Only when no table can be refused any more is anything taken: what is taken is given once.
         written = [writer.write(batches[0], form) for writer in self._tables]
         fills = [self._fill_pages(group, shape) for group, (_, shape) in enumerate(written)]
@@ -383,8 +395,14 @@ class RequestCalls:
                 num_draft_tokens=num_draft_tokens,
                 group=group,
                 of_states=isinstance(params.kind, Recurrent | Scratch),
+                offset_layout=partial(self._offset_layout, group),
             )
             for group, params in enumerate(self._groups.params)
+        )
+
+    def _offset_layout(self, group: int) -> OffsetLayout:
+        return OffsetLayout.of(
+            self._groups.params[group], self._memory.last_page(group), self._memory.stride(group)
         )
 
     def _most_computed_tokens(self, num_draft_tokens: int) -> int:

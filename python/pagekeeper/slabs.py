@@ -41,6 +41,14 @@ class GroupMemory:
         """Pages that each group can have if no other has any; those of the null huge page are not counted."""
         return self.pages if self.huge_pages is None else tuple(n * self.huge_pages for n in self.pages)
 
+    def last_page(self, group: int) -> int:
+        """The greatest page id of a group."""
+        return self.usable_pages[group] + (0 if self.huge_pages is None else self.pages[group] - 1)
+
+    def stride(self, group: int) -> int | None:
+        """Bytes from one page of a group to the next in a shared slab; None without one."""
+        return self.strides[group] if self.strides else None
+
 
 def slab_pools(params: Sequence[KVCacheParams], memory: GroupMemory) -> tuple[DevicePool, ...]:
     """Pools that lie in one new slab of zeros. Page `n` of a group begins `n * stride` bytes into it.

@@ -27,7 +27,7 @@ class HostStaging:
     def __init__(self) -> None:
         self._views: dict[int, NDArray[Any]] = {}
 
-    def array(self, shape: int | tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
+    def array(self, shape: int | tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         """A new array of zeros for the ledger to write to."""
         array: NDArray[Any] = np.zeros(shape, dtype)
         view = self._views[id(array)] = array.view()
@@ -58,7 +58,7 @@ class DeviceStaging(HostStaging):
         self._copied: torch.cuda.Event | None = None
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def array(self, shape: int | tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
+    def array(self, shape: int | tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         """A new array of zeros in host memory, with its tensor on the device."""
         import torch
 

@@ -8,14 +8,14 @@ changed since its buffer was used last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 
 from pagekeeper._native import RowMemory
 from pagekeeper.errors import shown
-from pagekeeper.params import MHAKVCacheParams, whole_number
+from pagekeeper.offsets import OffsetLayout
 from pagekeeper.staging import HostStaging, Table
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from pagekeeper._native import BatchShape, Ledger
     from pagekeeper.calls import Batch
-    from pagekeeper.params import KVCacheParams
 
 __all__ = [
     "FlashInferTables",
@@ -37,12 +36,11 @@ __all__ = [
     "Tables",
     "TensorRTTables",
     "VllmTables",
-    "write_block_offsets",
 ]
 
 NO_COPIES: NDArray[np.int32] = np.empty((0, 2), np.int32)
 NO_FILLS: NDArray[np.int32] = np.empty(0, np.int32)
-Form = Literal["max", "vllm", "flashinfer"]
+Form = Literal["max", "vllm", "flashinfer", "tensorrt"]
 _FORMS = get_args(Form)
 
 
@@ -114,18 +112,28 @@ class FlashInferTables:
 
 @dataclass(frozen=True, slots=True)
 class TensorRTTables:
-    """The block offsets of TensorRT-LLM kernels for one pool, as `copy_block_offsets` writes them.
+    """The block offsets of TensorRT-LLM kernels, with entries as `copy_block_offsets` writes them.
 
     Attributes:
-        block_offsets: an entry for each field, keys first, of each block; int32 [batch, 2, blocks]. All ones
-            where there is no page. Pages that hold keys alone have entries for keys alone.
+        pools: for each pool an entry for each field, keys first, of each block; int32 [batch, 2, columns]
+            each. All ones where there is no page. Pages that hold keys alone have entries for keys alone.
+            Layers that differ are in pools of their own, as `layer_to_pool` of the parameters says; else
+            there is one.
         seq_lens: tokens after this forward; int32 [batch].
         query_start_loc: where each request's computed tokens begin; int32 [batch + 1].
+        max_query_len: most tokens that this forward computes for one request.
+        max_seq_len: most tokens of one request after this forward.
     """
 
-    block_offsets: Table
+    pools: tuple[Table, ...]
     seq_lens: Table
     query_start_loc: Table
+    max_query_len: int
+    max_seq_len: int
+
+    def of_pool(self, pool: int) -> TensorRTTables:
+        """The tables for the layers of one pool."""
+        return replace(self, pools=(self.pools[pool],))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,7 @@ class StateTables:
     max_query_len: int
 
 
-Tables: TypeAlias = MaxTables | VllmTables | FlashInferTables
+Tables: TypeAlias = MaxTables | VllmTables | FlashInferTables | TensorRTTables
 _Tables = TypeVar("_Tables", bound=Tables, covariant=True)
 
 
@@ -156,9 +164,9 @@ class KVCacheInputs(Generic[_Tables]):
     wraps one.
 
     Attributes:
-        form: "max", "vllm" or "flashinfer".
-        replicas: one `MaxTables`, `VllmTables` or `FlashInferTables` of `pagekeeper.tables` a replica. Empty
-            for a group whose pages hold states.
+        form: "max", "vllm", "flashinfer" or "tensorrt".
+        replicas: one `MaxTables`, `VllmTables`, `FlashInferTables` or `TensorRTTables` of `pagekeeper.tables`
+            a replica. Empty for a group whose pages hold states.
         states: one `StateTables` a replica, for such a group: `inputs["mamba"].states[0].indices`.
         page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
             destination. Mostly empty, and always when the manager has pools: it copies there itself.
@@ -229,6 +237,8 @@ class TableWriter:
         num_draft_tokens: most draft tokens of one request.
         group: the number of the group of layers.
         of_states: whether its pages hold states: the tables are `StateTables`, whatever the form.
+        offset_layout: how the group's pages become entries of TensorRT-LLM's tables; raises `ValueError`
+            where they cannot.
     """
 
     def __init__(
@@ -240,7 +250,10 @@ class TableWriter:
         num_draft_tokens: int = 0,
         group: int = 0,
         of_states: bool = False,
+        *,
+        offset_layout: Callable[[], OffsetLayout],
     ) -> None:
+        self._offset_layout = offset_layout
         self.of_states = of_states
         self.num_draft_tokens = num_draft_tokens
         self._group = group
@@ -255,7 +268,7 @@ class TableWriter:
 
         See `PagedKVCacheManager.runtime_inputs`.
         """
-        check_form(form)
+        self.check(form)
         buffers = self._buffers.get(form)
         if buffers is None:
             buffers = self._buffers[form] = self._make(form), self._make(form)
@@ -267,10 +280,19 @@ class TableWriter:
         self._turn[form] = 1 - turn  # only now: a call that failed has not used its buffer
         return tables, shape
 
+    def check(self, form: Form) -> None:
+        """Raises a ValueError unless there are tables of this form."""
+        check_form(form)
+        if form == "tensorrt" and not self.of_states and form not in self._buffers:
+            self._offset_layout()
+
     def _make(self, form: Form) -> _Buffer:
         try:
-            kind = _StateBuffer if self.of_states else _BUFFERS[form]
-            return kind(self._new_staging(), self._size)
+            if self.of_states:
+                return _StateBuffer(self._new_staging(), self._size)
+            if form == "tensorrt":
+                return _TensorRTBuffer(self._new_staging(), self._size, self._offset_layout())
+            return _BUFFERS[form](self._new_staging(), self._size)
         except (MemoryError, ValueError) as error:  # numpy has both for what is too large
             raise MemoryError(f"no memory for tables in the form {form!r}, {self._size}: {error}") from error
 
@@ -351,6 +373,29 @@ class _FlashInferBuffer(_Buffer):
         return tables, shape
 
 
+class _TensorRTBuffer(_Buffer):
+    def __init__(self, staging: HostStaging, size: _Size, layout: OffsetLayout) -> None:
+        super().__init__(staging, size)
+        rows, columns = size.table
+        self._memory = RowMemory()
+        self._layout = layout
+        self._pools = [staging.array((rows, 2, columns), np.int32) for _ in layout.apart]
+        for pool in self._pools:
+            pool.fill(-1)
+        self._lengths = staging.array(size.rows, np.int32)
+        self._starts = staging.array(size.rows + 1, np.int32)
+
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[TensorRTTables, BatchShape]:
+        layout = self._layout
+        shape = ledger.write_tensorrt(
+            batch, self._memory, self._pools, layout.apart, layout.fields, self._lengths, self._starts, group
+        )
+        n, publish = shape.requests, self.staging.publish
+        pools = tuple(publish(pool, n) for pool in self._pools)
+        lengths, starts = publish(self._lengths, n), publish(self._starts, n + 1)
+        return TensorRTTables(pools, lengths, starts, shape.max_active, shape.max_total), shape
+
+
 class _StateBuffer(_Buffer):
     def __init__(self, staging: HostStaging, size: _Size) -> None:
         super().__init__(staging, size)
@@ -374,51 +419,3 @@ _BUFFERS: dict[Form, type[_Buffer]] = {
 def table_columns(pages: int) -> int:
     """Cells of a row for so many pages: rounded up to 8, and 16 more for wide loads."""
     return -(-pages // 8) * 8 + 16
-
-
-def write_block_offsets(
-    out: NDArray[np.int32],
-    row: int,
-    pages: NDArray[np.int32],
-    params: KVCacheParams,
-    stride: int | None = None,
-) -> int:
-    """Writes a row of a TensorRT-LLM table; see `PagedKVCacheManager.copy_block_offsets`.
-
-    Bit 31 of an entry is the format's mark of host memory, so entries end at 2**31 - 1. In memory that groups
-    share `stride` is the bytes from page to page.
-    """
-    size = params.page_size
-    if size < 2 or size & (size - 1):
-        raise ValueError(f"page_size={size}: TensorRT-LLM tables need a power of two above 1")
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out: got {type(out).__name__}, must be an int32 array [1, rows, 2, blocks]")
-    if out.dtype != np.int32 or out.ndim != 4 or out.shape[0] != 1 or out.shape[2] != 2:
-        raise ValueError(f"out: {out.dtype} {list(out.shape)}, must be int32 [1, rows, 2, blocks]")
-    row = whole_number(row, "slot", 0, out.shape[1] - 1)
-    if len(pages) > out.shape[3]:
-        raise ValueError(f"out: {list(out.shape)} has no room for {len(pages)} blocks")
-    pools = [region for region in params.page_layout.regions if region.name == "kv"]
-    if not pools:
-        raise ValueError("the group's pages hold states: the table is for keys and values")
-    if len(pools) > 1:
-        raise ValueError(f"layers differ and are in {len(pools)} pools: the table is for one")
-    fields = 2 if isinstance(params, MHAKVCacheParams) else 1
-    apart = params.num_layers * fields
-    if stride is not None:
-        block = pools[0].nbytes // apart
-        apart, rest = divmod(stride, block)
-        if rest:
-            raise ValueError(
-                f"pages are {stride} bytes apart in the memory that groups share, no multiple of the {block} "
-                "bytes of a layer's keys in a page: the table cannot say that; give total_num_pages"
-            )
-    entries = pages.astype(np.int64) * apart + np.arange(fields)[:, None]
-    if entries.size and entries.max() >= 2**31:
-        raise ValueError(
-            f"page {pages.max()} of {params.num_layers} layers: its entry {entries.max()} is over "
-            "2**31 - 1, the most that a TensorRT-LLM table can hold"
-        )
-    out[0, row] = -1
-    out[0, row, :fields, : len(pages)] = np.where(pages > 0, entries, -1)
-    return len(pages)

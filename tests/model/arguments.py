@@ -142,6 +142,7 @@ PARAMS: Arguments = dict(
     selective_min_priority=1,
     secondary_offload_min_priority=35,
     kv_connector_config="null",
+    max_tokens=4096,
 )
 MLA_PARAMS: Arguments = {
     name: value
@@ -180,6 +181,47 @@ MANAGER: Arguments = dict(
     model_name="a",
     connector=None,
     weights_revision="a",
+)
+
+LOADED: Arguments = dict(
+    max_batch_size=2,
+    max_seq_len=16,
+    session=None,
+    available_cache_memory=2**20,
+    is_di_enabled=False,
+    model_name="a",
+    weights_revision="a",
+    page_size_multiple_of=1,
+    max_num_input_tokens=16,
+    layout="auto",
+    num_draft_tokens=0,
+    length_mix=None,
+    allocate_pools=False,
+)
+CONFIG: Arguments = dict(
+    kv_cache_page_size=128,
+    kv_cache_format=None,
+    indexer_kv_cache_format=None,
+    state_pool_dtype=None,
+    kv_cache_hash_algo="ahash64",
+    kv_cache_hash_seed=None,
+    device_memory_utilization=0.9,
+    layout="auto",
+    window_size_shares=None,
+    **{
+        name: PARAMS[name]
+        for name in (
+            *(
+                "enable_prefix_caching",
+                "enable_partial_reuse",
+                "copy_on_partial_reuse",
+                "store_partial_tails",
+            ),
+            *("on_duplicate", "eviction_policy", "default_retention_priority", "max_tokens"),
+            *("kv_connector_config", "write_policy", "selective_min_hits", "selective_min_priority"),
+            *("secondary_offload_min_priority", "event_buffer_max_size"),
+        )
+    },
 )
 
 CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = {
@@ -240,6 +282,7 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
         lambda s: dict(layer=0, layout="NHD", name="kv", group=None),
     ),
     "pages_view": (lambda s: s.pools.pages_view, lambda s: dict(group=None)),
+    "pool_pointers": (lambda s: s.pools.pool_pointers, lambda s: dict(group=None)),
     "get_needed_blocks_one_step": (
         lambda s: s.kv.get_needed_blocks_one_step,
         lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, num_tokens=[1]),
@@ -273,6 +316,8 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "take_page_fills": (lambda s: s.kv.take_page_fills, lambda s: dict(group=None)),
     "take_page_copies": (lambda s: s.kv.take_page_copies, lambda s: dict(group=None)),
     "PagedKVCacheManager": (lambda s: pk.PagedKVCacheManager, lambda s: MANAGER | dict(params=s.kv.params)),
+    "load_kv_manager": (lambda s: pk.load_kv_manager, lambda s: LOADED | dict(params=s.kv.params)),
+    "KVCacheConfig": (lambda s: pk.KVCacheConfig, lambda s: CONFIG),
     "MHAKVCacheParams": (lambda s: pk.MHAKVCacheParams, lambda s: PARAMS),
     "RecurrentKVCacheParams": (lambda s: RecurrentKVCacheParams, lambda s: STATE_PARAMS),
     "RecurrentState": (lambda s: RecurrentState, lambda s: dict(name="a", shape=[2, 3], dtype="float32")),
@@ -443,6 +488,7 @@ GIBIBYTES |= {"endless": 10**5000, "a list": [1.0], "an array": np.array([1.0])}
 GOOD_HERE: dict[tuple[str, str], set[str]] = {
     ("RecurrentKVCacheParams", "kind"): {"of states"},
     ("RecurrentState", "name"): {"unknown", "long", "a companion that is not there"},
+    ("load_kv_manager", "params"): {"None"},
     ("claim", "ctx"): {"a stranger", "a released request"},
     ("alloc_dummy", "ctx"): {"a stranger", "a released request"},
     ("contains", "ctx"): {"a stranger", "a released request", "another manager's request"},
@@ -557,6 +603,25 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "model_name": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
     "weights_revision": fixed({"a number": 1, "bytes": b"a", "a list": ["a"]}),
     "kv_connector_config": fixed(without(WORD, "None") | {"True": True, "a long field": {LONG: 1}}),
+    "max_tokens": fixed(SIZE),
+    "available_cache_memory": fixed(SIZE | {"None": None, "of no device": []}),
+    "is_di_enabled": fixed(FLAG | {"True": True}),
+    "page_size_multiple_of": fixed(SIZE | NOTHING | {"3": 3}),
+    "length_mix": fixed({"an object": object(), "a number": 1, "a list": [1], "of nothing": {}, "0": {0: 1}}),
+    "kv_cache_page_size": fixed(SIZE | NOTHING),
+    "indexer_kv_cache_format": fixed(without(WORD, "None")),
+    "state_pool_dtype": fixed(without(WORD, "None")),
+    "kv_cache_hash_algo": fixed(WORD),
+    "kv_cache_hash_seed": fixed(
+        {"short": "a", "no hex": "x" * 64, "a number": 1, "bytes": bytes(32), "long": LONG}
+    ),
+    "device_memory_utilization": fixed(
+        without(NO_INTEGER, "a float", "a numpy float")
+        | NEGATIVE
+        | NOTHING
+        | {"0": 0, "2": 2, "a list": [0.9]}
+    ),
+    "window_size_shares": fixed(without(WORD, "None", "a list") | {"none": [], "words": ["a"], "2": [2]}),
     "type": fixed(without(WORD, "None")),
     "host_offload_max_gb": fixed(GIBIBYTES | {"0": 0}),
     "disk_offload_dir": fixed(ADDRESS),

@@ -245,7 +245,7 @@ def tensorrt_tables(
             for field in range(batch.fields if page else 0):
                 offsets[row, field, block] = page * apart + field
     lengths, starts = np.array(batch.seq_lens, np.int32), np.array(batch.query_start_loc, np.int32)
-    return TensorRTTables(offsets, lengths, starts)
+    return TensorRTTables((offsets,), lengths, starts, batch.max_query_len, max(batch.seq_lens))
 
 
 TABLES: dict[str, Callable[[Batch, Rows, int], AnyTables]] = {

@@ -363,6 +363,6 @@ class Copying(Keeping):
             self.counts["evictions"] += 1
             if self.is_tail(evicted):
                 self.drop_tail(evicted)  # of no use without one of its pages
-            elif pool is self.lead:
-                self.told.removed(evicted)
+            else:
+                self.told.removed(self.pools.index(pool), evicted)
         return page

@@ -21,6 +21,8 @@ COUNTED = (
     "reused_blocks",
     "reused_tokens",
     "late_reused_tokens",
+    "missed_window",
+    "missed_no_snapshot",
     "partial_hits",
     "partial_tokens",
     "stored_tails",

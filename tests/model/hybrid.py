@@ -24,6 +24,7 @@ from model.attention import LAYER, LAYERS, AnyTables, dense_attention, mask_argu
 from model.memory import prefix_values
 from model.recurrence import States, advance, state_after
 from model.windows import Chunked, Full, Kind, Window, blocks_behind, needed_blocks
+from pagekeeper.events import BlockIndex
 from pagekeeper.params import (
     ChunkedLocal,
     FullAttention,
@@ -33,7 +34,7 @@ from pagekeeper.params import (
     SlidingWindow,
 )
 from pagekeeper.reference import paged_attention, write_kv
-from pagekeeper.tables import Form, TensorRTTables
+from pagekeeper.tables import Form
 
 TOLERANCE = 1e-5
 """Of an element: pages, queries and scores are float32, dense attention is computed in float64."""
@@ -124,7 +125,10 @@ class Session:
             "on_duplicate": choose(["adopt", "private"]),
             "enable_partial_reuse": choose([True, True, True, False]),
             "copy_on_partial_reuse": choose([True, True, True, False]),
+            "event_buffer_max_size": choose([0, 2, 1000]),
         }
+        self.hears = behaviour["event_buffer_max_size"] > 0
+        self.index = BlockIndex()
         self.parts = behaviour["enable_partial_reuse"] and not states
         if tiers:
             behaviour |= self.tier_options()
@@ -222,6 +226,7 @@ class Session:
         for _ in range(calls):
             self.random.choices(actions, weights)[0]()
             self.check_rows()
+            self.hear()
             self.kv.verify()
         self.kv.release([one.ctx for one in self.live])
         self.settle()
@@ -229,6 +234,31 @@ class Session:
         assert self.room() == self.empty
         self.counts.update(self.kv.metrics())
         return self.counts
+
+    def hear(self) -> None:
+        """Who hears the events knows what each group has, and of a prompt what is found."""
+        if not self.hears:
+            return
+        snapshot = self.kv.event_snapshot()
+        if not self.index.apply(self.kv.get_latest_events()):
+            self.index.apply_snapshot(snapshot)
+            self.counts["events missed"] += 1
+        there = BlockIndex()
+        there.apply_snapshot(snapshot)
+        for number in range(len(self.groups) + len(self.states)):
+            assert self.index.hashes(number) == there.hashes(number)
+        tokens = self.random.choice(self.stems)
+        found = self.kv.probe_prefix_match_length(tokens)
+        prefix = pk.hash_blocks(tokens[:-1], self.page_size, seed=self.kv.hash_seed)
+        known = self.index.match_length(prefix) * self.page_size
+        assert known == found or (known < found and self.needs_none(found))
+
+    def needs_none(self, position: int) -> bool:
+        """Whether a request can go on from there without any block, as between two chunks."""
+        own = {position // self.page_size}
+        kinds = [group.kind for group in self.groups]
+        has_states = any(isinstance(group.kind, Recurrent) for group in self.states)
+        return not has_states and all(needed_blocks(kind, position, self.page_size) == own for kind in kinds)
 
     # What an engine does
 
@@ -447,6 +477,8 @@ class Session:
     def tables(self, batch: Sequence[Live]) -> dict[str | None, dict[str, AnyTables]]:
         """Each group's tables in every form that its pages allow."""
         contexts, forms = [one.ctx for one in batch], list(get_args(Form))
+        if self.page_size not in (2, 4, 8):  # TensorRT-LLM wants a power of two above 1
+            forms.remove("tensorrt")
         self.random.shuffle(forms)
         tables: dict[str | None, dict[str, AnyTables]] = {group.name: {} for group in self.groups}
         for form in forms:
@@ -454,13 +486,6 @@ class Session:
             self.inputs = inputs
             for name in tables:
                 tables[name][form] = (inputs if name is None else inputs[name])[0]
-        if self.page_size in (2, 4, 8):  # TensorRT-LLM wants a power of two above 1
-            for name, forms_of_group in tables.items():
-                vllm: Any = forms_of_group["vllm"]
-                offsets = np.zeros((1, len(batch), 2, LONGEST), np.int32)
-                for row, ctx in enumerate(contexts):
-                    self.kv.copy_block_offsets(offsets, row, ctx, group=name)
-                forms_of_group["tensorrt"] = TensorRTTables(offsets[0], vllm.seq_lens, vllm.query_start_loc)
         return tables
 
     def check_positions(self, batch: Sequence[Live], tables: Any) -> None:

@@ -23,11 +23,11 @@ class Keeping(Tails):
         self.pools = [Pool(page_size, group, priority, scan_resistant=scan_resistant) for group in groups]
         leading = [pool for pool in self.pools if not isinstance(pool.kind, Scratch)]
         self.lead = next((pool for pool in leading if pool.keeps_all), leading[0])
-        """Of whose blocks the events tell."""
+        """Whose blocks are counted as the cache's."""
         self.requests: dict[object, Request] = {}
         self.pins: dict[int, list[dict[int, int]]] = {}
         """For each group the pages that a pin holds, by their blocks."""
-        self.told = Told()
+        self.told = Told(len(self.pools))
         self.counts: Counter[str] = Counter()
         """By the names of the manager's metrics."""
 
@@ -41,8 +41,17 @@ class Keeping(Tails):
         Whole blocks, and never the last token: it must be computed. What the request has offered is there
         for it as long as its rows have it.
         """
+        return self.match_within(namespace, tokens, (len(tokens) - 1) // self.page_size, request)[0]
+
+    def match_within(
+        self, namespace: object, tokens: Sequence[Token], limit: int, request: Request | None = None
+    ) -> tuple[int, str | None]:
+        """The same of at most `limit` blocks, and why there are no more, if the cache knows the next.
+
+        It was evicted, or it is of no use: a window lacks what it reads there, or there is no state.
+        """
         offered = request.offered if request else 0
-        reach = min(self.reach(namespace, tokens), (len(tokens) - 1) // self.page_size)
+        reach = min(self.reach(namespace, tokens), limit)
         contents = [(namespace, tuple(tokens[: (block + 1) * self.page_size])) for block in range(reach)]
         present = [{block for block in range(reach) if contents[block] in pool.tree} for pool in self.pools]
         if request:
@@ -51,14 +60,18 @@ class Keeping(Tails):
                     continue
                 there -= {block for block in range(offered) if not row[block]}
                 there |= {block for block in range(offered) if row[block]}
-        return max(
-            blocks
-            for blocks in range(reach + 1)
-            if all(
-                is_usable(pool.kind, there, blocks, self.page_size)
-                for pool, there in zip(self.pools, present, strict=True)
-            )
-        )
+        groups = list(zip(self.pools, present, strict=True))
+
+        def lacking(blocks: int) -> list[Pool]:
+            return [pool for pool, there in groups if not is_usable(pool.kind, there, blocks, self.page_size)]
+
+        found = max(blocks for blocks in range(reach + 1) if not lacking(blocks))
+        if found == reach:
+            return found, None
+        if any(pool.keeps_all for pool in lacking(found + 1)):
+            return found, "evicted"
+        window = any(pool.has_blocks for pool in lacking(found + 1))
+        return found, "window" if window else "no_snapshot"
 
     def reach(self, namespace: object, tokens: Sequence[Token]) -> int:
         """Leading full blocks of these tokens that the cache knows."""
@@ -74,9 +87,8 @@ class Keeping(Tails):
         """Offers to the tree what is full, known and computed; gives the blocks that each group has got."""
         computed = min(request.processed, len(request.known)) // self.page_size
         stored: list[list[int]] = [[] for _ in self.pools]
-        new = stored[self.pools.index(self.lead)]
-        run: list[Content] = []
-        priority = self.lead.default
+        runs: list[list[int]] = [[] for _ in self.pools]
+        """Blocks that each group has got, which are not told yet."""
         first = reused = request.offered
         for block in range(first, computed):
             content = request.content(block, self.page_size)
@@ -84,7 +96,7 @@ class Keeping(Tails):
             if self.is_remembered(content):
                 reused = block + 1
             was_whole = self.is_whole(content)
-            for pool, row, got in zip(self.pools, request.rows, stored, strict=True):
+            for pool, row, got, run in zip(self.pools, request.rows, stored, runs, strict=True):
                 if not self._offers(request, pool, block) or not row[block]:
                     continue
                 page = row[block]
@@ -94,25 +106,31 @@ class Keeping(Tails):
                 pool.store(content, page)
                 if kept is not None:
                     pool.retain(page, *kept)
-                if pool is not self.lead:
-                    got.append(block)
-                    continue
-                follows = bool(new) and new[-1] == block - 1 and priority == pool.priority[page]
-                if run and not follows:
-                    self.told.stored(run, priority)
-                    run = []
-                run.append(content)
-                priority = pool.priority[page]
-                new.append(block)
+                if run and (run[-1] != block - 1 or pool.priority[row[run[-1]]] != pool.priority[page]):
+                    self._tell(request, pool, run)
+                run.append(block)
+                got.append(block)
             if not was_whole and self.is_whole(content):
                 self.replace_tail(content)
-        if run:
-            self.told.stored(run, priority)
+        for pool, run in zip(self.pools, runs, strict=True):
+            if run:
+                self._tell(request, pool, run)
         request.offered = max(first, computed)
         for pool in self.pools:
             self.mark_reused(request, pool, range(first, reused))
-        self.counts["published_blocks"] += len(new)
+        self.counts["published_blocks"] += len(stored[self.pools.index(self.lead)])
         return stored
+
+    def _tell(self, request: Request, pool: Pool, run: list[int]) -> None:
+        """Tells of blocks that a group got, behind the one before them: of states, the last that it has."""
+        contents = [request.content(block, self.page_size) for block in range(run[-1] + 1)]
+        before = contents[: run[0]]
+        if isinstance(pool.kind, Recurrent):
+            before = [content for content in before if content in pool.tree]
+        parent = before[-1] if before else None
+        priority = pool.priority[pool.tree[contents[-1]]]
+        self.told.stored(self.pools.index(pool), parent, contents[run[0] :], priority)
+        run.clear()
 
     def _offers(self, request: Request, pool: Pool, block: int) -> bool:
         """Whether the page of a block is for others too: of states the snapshots are."""
@@ -167,8 +185,7 @@ class Keeping(Tails):
         if kept is not None:
             before = pool.priority[page]
             pool.retain(page, *kept)
-            if pool is self.lead:
-                self.told.updated(pool.stored[page], before, kept.priority)
+            self.told.updated(self.pools.index(pool), pool.stored[page], before, kept.priority)
 
     def mark_reused(self, request: Request, pool: Pool, blocks: Collection[int]) -> None:
         """These of the request's blocks were asked for again; where all are needed, so were those above."""
@@ -178,10 +195,10 @@ class Keeping(Tails):
         pool.reused.update(page for block in blocks if (page := pages[block]) is not None)
 
     def tell_time(self, now: float) -> None:
-        for pool in self.pools:
+        for group, pool in enumerate(self.pools):
             for page, before in pool.tell_time(now):
-                if pool is self.lead and not self.is_tail(pool.stored[page]):
-                    self.told.updated(pool.stored[page], before, pool.default)
+                if not self.is_tail(pool.stored[page]):
+                    self.told.updated(group, pool.stored[page], before, pool.default)
 
     def resume_soon(self, names: Sequence[object], priority: int, seconds: float | None) -> None:
         """Their stored blocks are kept at this priority, but for those that are kept better already."""
@@ -267,7 +284,7 @@ class Keeping(Tails):
         prefix = tuple(tokens[: len(tokens) // self.page_size * self.page_size])
         forgotten = set[Content]()
         belows = [self._idle_below(pool, namespace, prefix) for pool in self.pools]
-        for pool, below, order in zip(self.pools, belows, orders, strict=True):
+        for group, (pool, below, order) in enumerate(zip(self.pools, belows, orders, strict=True)):
             loose = len(pool.loose)
             gone = [below[page] for page in order[loose : loose + len(below)]]
             for index, content in enumerate(gone):
@@ -275,8 +292,8 @@ class Keeping(Tails):
                     later[0] == namespace and later[1][: len(content[1])] == content[1]
                     for later in gone[index + 1 :]
                 )
-                if pool is self.lead and not self.is_tail(content):
-                    self.told.removed(content)
+                if not self.is_tail(content):
+                    self.told.removed(group, content)
                 pool.forget(pool.tree[content])
             forgotten.update(content for content in gone if not self.is_tail(content))
         self.counts["truncated_blocks"] += len(forgotten)
@@ -299,8 +316,8 @@ class Keeping(Tails):
         """
         self.counts["reset_blocks"] += len(self.blocks_in(self.lead))
         self.counts["resets"] += 1
-        for pool, order in zip(self.pools, orders, strict=True):
+        for group, (pool, order) in enumerate(zip(self.pools, orders, strict=True)):
             pool.forget_all(order)
-        self.told.cleared()
+            self.told.cleared(group)
         for request in self.requests.values():
             request.outdated = request.outdated or request.holds_pages or request.load is not None

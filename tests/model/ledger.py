@@ -159,6 +159,8 @@ class Ledger(Planning):
         self.counts["prompt_tokens"] += request.context
         self.counts["context_blocks"] += self.blocks(request.context)
         self.counts["missed_blocks"] += plan.missed
+        if plan.why in ("window", "no_snapshot"):
+            self.counts[f"missed_{plan.why}"] += plan.missed
 
     # Steps
 

@@ -102,13 +102,13 @@ class Parts(Copying):
 
     def _go_on(self, request: Request, part: Part, start: int) -> None:
         if part.takes_over:
-            for pool, row in zip(self.pools, request.rows, strict=True):
+            for group, (pool, row) in reversed(list(enumerate(zip(self.pools, request.rows, strict=True)))):
                 page = pool.tree[part.content]
                 pool.hold(page)
                 pool.forget(page)
                 row.append(page)
-            if not self.is_tail(part.content):
-                self.told.removed(part.content)
+                if not self.is_tail(part.content):
+                    self.told.removed(group, part.content)
         request.cached += part.run
         request.processed = start
         self.counts["late_reused_tokens" if request.admitted else "reused_tokens"] += part.run

@@ -132,10 +132,12 @@ class Planning(Parts, States):
         """For a forward of at most `bound` tokens, or for so many blocks to load."""
         position, offered = request.position, request.offered
         found = missed = 0
+        why = None
         if self.caching and self.reads(request):
-            found = self.match(request.namespace, request.known, request)
+            limit = (len(request.known) - 1) // self.page_size
+            found, why = self.match_within(request.namespace, request.known, limit, request)
             if not request.admitted:
-                missed = (len(request.known) - 1) // self.page_size - found
+                missed = limit - found
         end = found if found * self.page_size > position else 0
         start = max(position, end * self.page_size)
         first_load = max(offered, found, start // self.page_size)
@@ -149,7 +151,7 @@ class Planning(Parts, States):
         drafts = request.drafts if start >= request.context and active == rest else 0
         # All drafts that are out may be right; then this step has its own, and the drafter adds as many.
         room = 2 * request.drafts and sum(step.drafts for step in request.live) + 2 * request.drafts
-        plan = Plan(request, end, start, active, drafts, placeholder, missed, load, first_load)
+        plan = Plan(request, end, start, active, drafts, placeholder, missed, why, load, first_load)
         plan.part = part
         plan.reach = start + active + room
         if load and not self.is_plain and not self._load_fits(plan, bound):

@@ -176,6 +176,8 @@ class Plan:
     placeholder: bool
     missed: int
     """At first admission: blocks that could have been reused and were not there."""
+    why: str | None
+    """Why the first of them was not, if the cache knows it."""
     load: int
     """Blocks to load, and the first of them."""
     first_load: int

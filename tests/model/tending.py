@@ -2,6 +2,7 @@
 
 from model.misuse import wrong_calls
 from model.stage import MAX_BATCH, Stage
+from model.windows import needed_blocks
 
 
 class Tending(Stage):
@@ -62,9 +63,18 @@ class Tending(Stage):
         lead, ends = self.model.lead, range(self.page_size, (found + 1) * self.page_size, self.page_size)
         pages = [lead.tree.get((namespace, tuple(tokens[:end]))) for end in ends]
         summary = self.kv.analyze_prefix_reuse(tokens, **keys)
+        if self.model.caching and self.tier is None:
+            _, why = self.model.match_within(namespace, tokens, len(tokens) // self.page_size)
+            assert why in (None, summary.miss_reason)
+            assert why or summary.miss_reason in (None, "never_stored", "evicted")
         assert summary.device_blocks >= found
         held = [page for page in pages if page is not None and not lead.is_idle(page)]
         assert summary.reusable_blocks_allocated == len(held)
+        for pool, allocated in zip(self.model.pools, summary.allocated_by_group, strict=True):
+            end = found * self.page_size
+            blocks = needed_blocks(pool.kind, end, self.page_size) - {found} if found else set[int]()
+            contents = [(namespace, tuple(tokens[: (block + 1) * self.page_size])) for block in blocks]
+            assert allocated == sum(not pool.is_idle(pool.tree[content]) for content in contents)
         if self.tier is None:
             assert self.kv.probe_prefix_match_length(tokens, **keys) == found * self.page_size
         self.kv.metrics()

@@ -11,9 +11,10 @@ def main() -> None:
     """Run the command line; exits with its status."""
     try:
         from pagekeeper.cli.app import app
+
+        app(prog_name="pagekeeper")  # which loads the command that is asked for
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library not in ("click", "rich"):
             raise
         sys.exit(f"pagekeeper: the command line needs {library}: pip install 'pagekeeper[cli]'")
-    app(prog_name="pagekeeper")

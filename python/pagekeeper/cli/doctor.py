@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from pagekeeper.cli.sizes import shown_size
 from pagekeeper.doctor import Examination, NoStoreError, StoreReport, examine, files_of, wipe
 
 __all__ = ["doctor"]
@@ -104,7 +105,7 @@ def _wipe(directory: Path, yes: bool, as_json: bool) -> None:
     files = files_of(directory)
     if files and not yes:
         for path in files:
-            click.echo(f"{_size(path.stat().st_blocks * 512):>10}  {path}", err=True)
+            click.echo(f"{shown_size(path.stat().st_blocks * 512):>10}  {path}", err=True)
         if not click.confirm("Remove these files, and the cached KV with them?", err=True):
             raise _Refused("nothing was removed")
     wiped = wipe(directory)
@@ -143,14 +144,14 @@ def _table(store: StoreReport, quick: bool) -> Table:
     if store.error is not None:
         return table
     if store.block_bytes is not None:
-        room = f"room for {store.slots:,} of {_size(store.block_bytes)}"
+        room = f"room for {store.slots:,} of {shown_size(store.block_bytes)}"
         row("  blocks", f"{store.blocks:,}, {room}")
         row("    checked", "none: --quick" if quick else f"{store.checked_blocks:,}")
         row("    damaged", f"{store.damaged_blocks:,}", "red" if store.damaged_blocks else "")
         row("  damaged entries", f"{store.damaged_entries:,}", "red" if store.damaged_entries else "")
         row("  old entries", f"{store.old_entries:,}")
         row("  resets", f"{store.epoch:,}")
-    row("  on disk", f"{_size(store.disk_bytes)}; {_size(store.free_bytes)} are free")
+    row("  on disk", f"{shown_size(store.disk_bytes)}; {shown_size(store.free_bytes)} are free")
     for name, value in store.fingerprint.items():
         row(f"  {name.replace('_', ' ')}", value or "none")
     if store.seed_fingerprint:
@@ -162,12 +163,3 @@ def _table(store: StoreReport, quick: bool) -> Table:
 
 def _by(store: StoreReport) -> str:
     return f" by process {store.process}" if store.process else ""
-
-
-def _size(count: int) -> str:
-    """Bytes in the unit that fits."""
-    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{count:,} bytes" if units[0] == "bytes" else f"{size:.2f} {units[0]}"

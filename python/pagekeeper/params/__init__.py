@@ -27,7 +27,7 @@ from pagekeeper.params.groups import (
     SlidingWindow,
 )
 from pagekeeper.params.layout import PageLayout, PageRegion
-from pagekeeper.params.multi import MultiKVCacheParams
+from pagekeeper.params.multi import MemoryLayout, MultiKVCacheParams
 from pagekeeper.params.states import RecurrentKVCacheParams, RecurrentState
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "KVCacheQuantizationConfig",
     "MHAKVCacheParams",
     "MLAKVCacheParams",
+    "MemoryLayout",
     "MultiKVCacheParams",
     "OnDuplicate",
     "PageLayout",

@@ -71,6 +71,7 @@ class CommonArguments(TypedDict, total=False):
     selective_min_priority: Priority | None
     secondary_offload_min_priority: Priority
     kv_connector_config: KVConnectorConfig | Mapping[str, object] | str | None
+    max_tokens: int | None
 
 
 @dataclass(frozen=True, init=False)
@@ -95,6 +96,7 @@ class CommonKVCacheParams(ABC):
     selective_min_priority: int | None
     secondary_offload_min_priority: int
     kv_connector_config: KVConnectorConfig | None
+    max_tokens: int | None
 
     __signature__: ClassVar[inspect.Signature]
 
@@ -119,6 +121,7 @@ class CommonKVCacheParams(ABC):
         selective_min_priority: Priority | None = None,
         secondary_offload_min_priority: Priority = 35,
         kv_connector_config: KVConnectorConfig | Mapping[str, object] | str | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         keep(self, "page_size", page_size, parse_count)
         keep(self, "devices", devices, _parse_devices)
@@ -128,7 +131,7 @@ class CommonKVCacheParams(ABC):
         keep(self, "copy_on_partial_reuse", copy_on_partial_reuse, parse_flag)
         keep(self, "store_partial_tails", store_partial_tails, parse_flag)
         keep(self, "kv_hash_algo", kv_hash_algo, parse_choice(get_args(HashAlgorithm)))
-        keep(self, "kv_hash_seed", kv_hash_seed, _parse_seed)
+        keep(self, "kv_hash_seed", kv_hash_seed, parse_seed)
         keep(self, "on_duplicate", on_duplicate, parse_choice(get_args(OnDuplicate)))
         keep(self, "eviction_policy", eviction_policy, _parse_policy)
         keep(self, "default_retention_priority", default_retention_priority, parse_priority)
@@ -137,6 +140,7 @@ class CommonKVCacheParams(ABC):
         keep(self, "selective_min_hits", selective_min_hits, parse_count)
         keep(self, "selective_min_priority", selective_min_priority, _parse_priority_or_none)
         keep(self, "secondary_offload_min_priority", secondary_offload_min_priority, parse_priority)
+        keep(self, "max_tokens", max_tokens, _parse_count_or_none)
         connector = None if kv_connector_config is None else _parse_connector(kv_connector_config)
         object.__setattr__(self, "kv_connector_config", connector)  # past the freeze
         if connector is not None and connector.type == "rust_tiered" and not self.enable_prefix_caching:
@@ -218,6 +222,8 @@ class KVCacheParams(CommonKVCacheParams):
         kv_connector_config: where blocks go beyond the device: a `KVConnectorConfig`, a mapping of its
             fields, or the name of a `KVConnectorType`. "rust_tiered" needs `enable_prefix_caching`. None is
             nowhere.
+        max_tokens: most tokens that a pool has pages for which is sized by bytes. None is as many as fit. No
+            effect, but for a warning, in a cache of several groups.
 
     Raises:
         TypeError: an argument is unknown or missing.
@@ -290,7 +296,7 @@ def _parse_policy(value: object) -> EvictionPolicy:
     return EvictionPolicy(parse_choice(names)(value))
 
 
-def _parse_seed(value: object) -> str | None:
+def parse_seed(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not re.fullmatch("[0-9a-fA-F]{64}", value):
@@ -315,3 +321,7 @@ def _parse_connector(given: KVConnectorConfig | Mapping[str, object] | str) -> K
 
 def _parse_priority_or_none(value: object) -> int | None:
     return None if value is None else parse_priority(value)
+
+
+def _parse_count_or_none(value: object) -> int | None:
+    return None if value is None else parse_count(value)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
+from contextlib import suppress
+from numbers import Real
 from typing import TypeVar
 
 from pagekeeper.errors import shown
 
 __all__ = [
+    "finite_number",
     "integer",
     "keep",
     "parse_choice",
@@ -102,6 +106,14 @@ def parse_priority(value: object) -> int:
     if priority is None or not 0 <= priority <= 100:
         raise ValueError("must be a whole number from 0 to 100, 'low' (20), 'medium' (35) or 'high' (80)")
     return priority
+
+
+def finite_number(value: object) -> float:
+    """The value as a finite `float`, numpy's included; NaN for a bool and for what is no such number."""
+    if not isinstance(value, bool) and isinstance(value, Real):
+        with suppress(OverflowError):
+            return float(value) if math.isfinite(float(value)) else math.nan
+    return math.nan
 
 
 def integer(value: object) -> int | None:

@@ -9,10 +9,17 @@ from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 from pagekeeper.errors import shown
 from pagekeeper.params.base import CommonArguments, CommonKVCacheParams, KVCacheParams
-from pagekeeper.params.checks import keep, parse_choice
-from pagekeeper.params.groups import CrossAttention, Recurrent
+from pagekeeper.params.checks import finite_number, keep, parse_choice
+from pagekeeper.params.groups import (
+    ChunkedLocal,
+    CrossAttention,
+    GroupKind,
+    Recurrent,
+    Scratch,
+    SlidingWindow,
+)
 
-__all__ = ["MemoryLayout", "MultiKVCacheParams"]
+__all__ = ["MemoryLayout", "MultiKVCacheParams", "parse_share_list", "parse_shares"]
 
 MemoryLayout: TypeAlias = Literal["auto", "jenga", "paged"]
 
@@ -28,6 +35,10 @@ class MultiKVCacheParams(CommonKVCacheParams, Mapping[str, KVCacheParams]):
         groups: the groups by name, or pairs of a name and a group.
         layout: "jenga" lets groups share one slab of memory, of which each takes what its requests need;
             "paged" gives each group memory of its own; "auto" is "jenga" for several groups.
+        window_size_shares: how groups with memory of their own divide what is given in bytes: a number from 0
+            to 1 for each group, groups of states first, then windows ascending, then those that read all
+            tokens. They need not sum to 1. None is the environment's `PAGEKEEPER_WINDOW_SIZE_SHARES`
+            ("0.4,0.6"), or equal shares.
         common: arguments that all groups have, as in `KVCacheParams`. What is given here holds for every
             group; what is not has to be equal in all of them.
 
@@ -50,12 +61,14 @@ class MultiKVCacheParams(CommonKVCacheParams, Mapping[str, KVCacheParams]):
 
     groups: tuple[tuple[str, KVCacheParams], ...]
     layout: MemoryLayout
+    window_size_shares: tuple[float, ...] | None
 
     def __init__(
         self,
         groups: Mapping[str, KVCacheParams] | Sequence[tuple[str, KVCacheParams]],
         *,
         layout: MemoryLayout = "auto",
+        window_size_shares: Sequence[float] | None = None,
         **common: Unpack[CommonArguments],
     ) -> None:
         named = [(name, _with(group, common, name)) for name, group in _pairs(groups)]
@@ -71,6 +84,7 @@ class MultiKVCacheParams(CommonKVCacheParams, Mapping[str, KVCacheParams]):
         super().__init__(**{**shared, **common})
         object.__setattr__(self, "groups", tuple(named))  # past the freeze
         keep(self, "layout", layout, parse_choice(get_args(MemoryLayout)))
+        keep(self, "window_size_shares", window_size_shares, self._parse_shares)
 
     def __getitem__(self, name: str) -> KVCacheParams:
         for other, group in self.groups:
@@ -83,6 +97,14 @@ class MultiKVCacheParams(CommonKVCacheParams, Mapping[str, KVCacheParams]):
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    @property
+    def by_window(self) -> tuple[str, ...]:
+        """The names of the groups in the order of their windows: states first, what reads all tokens last."""
+        return tuple(sorted(self, key=lambda name: _window(self[name].kind)))
+
+    def _parse_shares(self, value: object) -> tuple[float, ...] | None:
+        return None if value is None else parse_shares(value, self)
 
     @property
     def bytes_per_token(self) -> int:
@@ -121,6 +143,52 @@ def _pairs(groups: object) -> list[tuple[str, KVCacheParams]]:
             raise ValueError(f"groups[{shown(name)}]: given twice, names must differ")
         pairs[name] = group
     return list(pairs.items())
+
+
+def parse_shares(value: object, groups: MultiKVCacheParams) -> tuple[float, ...]:
+    """Shares of memory, one for each of `groups`.
+
+    Raises:
+        ValueError: something else; the message shows the groups.
+    """
+    try:
+        shares = parse_share_list(value)
+    except ValueError:
+        shares = ()
+    if len(shares) != len(groups):
+        named = ", ".join(f"{name!r} ({groups[name].group_id})" for name in groups.by_window)
+        raise ValueError(
+            f"must be numbers from 0 to 1, one above 0 at least: one for each of the groups {named}, "
+            "in this order"
+        )
+    return shares
+
+
+def parse_share_list(value: object) -> tuple[float, ...]:
+    """Shares of memory of groups that are not known yet.
+
+    Raises:
+        ValueError: no list of numbers from 0 to 1, or of nothing but 0.
+    """
+    shares = [math.nan]
+    if isinstance(value, list | tuple) and value:
+        shares = [finite_number(share) for share in value]
+    if not all(0 <= share <= 1 for share in shares) or sum(shares) == 0:
+        raise ValueError("must be a list of numbers from 0 to 1, of which one at least is above 0")
+    return tuple(shares)
+
+
+def _window(kind: GroupKind) -> float:
+    """Tokens that a token reads: what groups are ordered by."""
+    match kind:
+        case Recurrent() | Scratch():
+            return 0
+        case SlidingWindow():
+            return kind.window_size
+        case ChunkedLocal():
+            return kind.chunk_size
+        case _:
+            return math.inf
 
 
 def _with(group: KVCacheParams, common: CommonArguments, name: str) -> KVCacheParams:

@@ -2,6 +2,7 @@
 
 use crate::ledger::Ledger;
 use crate::tokens::seconds_from;
+use block_pool::GroupId;
 use cache_manager::{Change, EventKind, Stored};
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
@@ -16,7 +17,7 @@ const WAIT: Duration = Duration::from_millis(50);
 
 #[pymethods]
 impl Ledger {
-    /// Takes the events that are there as `(id, kind, fields...)`; waits up to `timeout` seconds for one.
+    /// Takes the events that are there as `(id, group, kind, fields...)`; waits up to `timeout` seconds for one.
     fn take_events<'py>(&self, timeout: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let py = timeout.py();
         let timeout = seconds_from(timeout, "timeout")?;
@@ -32,7 +33,7 @@ impl Ledger {
             let (is_on, events) =
                 self.shared.with(py, |ledger| (ledger.events().is_on(), ledger.take_events(waiter)))?;
             if !events.is_empty() || !is_on || left.is_zero() {
-                let rows = events.iter().map(|event| row(py, event.id as i64, &event.kind));
+                let rows = events.iter().map(|event| row(py, event.id as i64, event.group, &event.kind));
                 return PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?);
             }
             py.detach(|| thread::park_timeout(left.min(WAIT)));
@@ -44,30 +45,31 @@ impl Ledger {
     fn event_snapshot<'py>(&self, py: Python<'py>) -> PyResult<(i64, Bound<'py, PyList>)> {
         let snapshot = self.shared.with(py, cache_manager::Ledger::event_snapshot)?;
         let newest = snapshot.next_id as i64 - 1;
-        let rows = snapshot.events.iter().map(|kind| row(py, newest, kind));
+        let rows = snapshot.events.iter().map(|(group, kind)| row(py, newest, *group, kind));
         Ok((newest, PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?)?))
     }
 }
 
-fn row<'py>(py: Python<'py>, id: i64, kind: &EventKind) -> PyResult<Bound<'py, PyTuple>> {
+fn row<'py>(py: Python<'py>, id: i64, group: GroupId, kind: &EventKind) -> PyResult<Bound<'py, PyTuple>> {
+    let group = group.0;
     match kind {
         EventKind::Created { page_size, pages } => {
-            (id, "created", page_size, PyTuple::new(py, pages)?).into_pyobject(py)
+            (id, group, "created", page_size, PyTuple::new(py, pages)?).into_pyobject(py)
         }
-        EventKind::Stored(stored) => stored_row(py, id, stored),
-        EventKind::Removed { keys } => (id, "removed", PyTuple::new(py, keys)?).into_pyobject(py),
+        EventKind::Stored(stored) => stored_row(py, id, group, stored),
+        EventKind::Removed { keys } => (id, group, "removed", PyTuple::new(py, keys)?).into_pyobject(py),
         EventKind::Updated { key, change } => {
             let (priority, tier) = match *change {
                 Change::Priority(old, new) => (Some((old.level(), new.level())), None),
                 Change::Tier(old, new) => (None, Some((old.0, new.0))),
             };
-            (id, "updated", key, priority, tier).into_pyobject(py)
+            (id, group, "updated", key, priority, tier).into_pyobject(py)
         }
-        EventKind::Cleared => (id, "cleared").into_pyobject(py),
+        EventKind::Cleared => (id, group, "cleared").into_pyobject(py),
     }
 }
 
-fn stored_row<'py>(py: Python<'py>, id: i64, stored: &Stored) -> PyResult<Bound<'py, PyTuple>> {
+fn stored_row<'py>(py: Python<'py>, id: i64, group: u8, stored: &Stored) -> PyResult<Bound<'py, PyTuple>> {
     let tokens = PyArray1::from_slice(py, &stored.tokens);
     drop(tokens.readwrite().make_nonwriteable());
     let extra_keys = stored.extra_keys.iter().map(|(block, bytes)| (block, PyBytes::new(py, bytes)));
@@ -78,6 +80,7 @@ fn stored_row<'py>(py: Python<'py>, id: i64, stored: &Stored) -> PyResult<Bound<
     };
     (
         id,
+        group,
         "stored",
         stored.parent,
         stored.first,

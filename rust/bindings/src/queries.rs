@@ -11,10 +11,11 @@ use cache_manager::{BlockKey, MissReason, PrefixQuery, Presence};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-/// `(reusable blocks that are held, reusable blocks, hash of the first block not stored, why it is not,
-/// the step of its eviction, keys of the full blocks behind those that are stored)`. With windows or several groups the
-/// keys are those behind the reusable blocks.
-type Reuse<'py> = (u32, u32, Option<Bound<'py, PyBytes>>, Option<&'static str>, Option<u32>, Keys<'py>);
+/// `(reusable blocks that are held, the same by group, reusable blocks, hash of the first block not stored, why it is
+/// not, the step of its eviction, keys of the full blocks behind those that are stored)`. With windows or several groups
+/// the keys are those behind the reusable blocks.
+type Reuse<'py> =
+    (u32, Vec<u32>, u32, Option<Bound<'py, PyBytes>>, Option<&'static str>, Option<u32>, Keys<'py>);
 
 fn name_of(reason: MissReason) -> &'static str {
     match reason {
@@ -22,6 +23,8 @@ fn name_of(reason: MissReason) -> &'static str {
         MissReason::Evicted => "evicted",
         MissReason::Collision => "collision",
         MissReason::OtherNamespace => "other_namespace",
+        MissReason::Window => "window",
+        MissReason::NoSnapshot => "no_snapshot",
     }
 }
 
@@ -87,6 +90,7 @@ impl Ledger {
         let rest = self.keys_from(py, &query, if plain { reuse.present } else { reuse.all } as usize);
         Ok((
             reuse.allocated,
+            reuse.allocated_by_group,
             reuse.all,
             reuse.first_new_block.map(|hash| PyBytes::new(py, &hash)),
             reuse.miss.map(|miss| name_of(miss.reason)),

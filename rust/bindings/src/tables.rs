@@ -4,8 +4,8 @@ use crate::batch::{one_slot_of, slots_of};
 use crate::ledger::Ledger;
 use crate::tokens::positions_from;
 use block_pool::GroupId;
-use cache_manager::{FlashInferTables, LedgerError, SlotId, VarlenTables};
-use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyUntypedArrayMethods};
+use cache_manager::{FlashInferTables, LedgerError, OffsetTable, SlotId, VarlenTables};
+use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyReadwriteArray3, PyUntypedArrayMethods};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -133,6 +133,32 @@ impl Ledger {
         self.write_tables(batch, group, |ledger, slots| {
             ledger.write_varlen(group, slots, &mut varlen)?;
             ledger.write_rows(group, slots, &mut memory.0.lock(), table, columns)
+        })
+    }
+
+    /// Writes the block offsets of a batch, pool by pool, sequence lengths and query offsets.
+    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
+    fn write_tensorrt(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        memory: &RowMemory,
+        mut pools: Vec<PyReadwriteArray3<'_, i32>>,
+        apart: Vec<u32>,
+        fields: usize,
+        mut seq_lens: PyReadwriteArray1<'_, i32>,
+        mut query_start_loc: PyReadwriteArray1<'_, i32>,
+        group: usize,
+    ) -> PyResult<BatchShape> {
+        let group = self.group(group)?;
+        let columns = pools.first().map_or(0, |pool| pool.shape()[2]);
+        let mut tables = Vec::with_capacity(pools.len());
+        for (pool, apart) in pools.iter_mut().zip(apart) {
+            tables.push(OffsetTable { entries: pool.as_slice_mut()?, apart });
+        }
+        let (lengths, starts) = (seq_lens.as_slice_mut()?, query_start_loc.as_slice_mut()?);
+        self.write_tables(batch, group, |ledger, slots| {
+            let memory = &mut memory.0.lock();
+            ledger.write_offsets(group, slots, memory, &mut tables, fields, columns, lengths, starts)
         })
     }
 

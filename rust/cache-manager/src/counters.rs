@@ -41,6 +41,10 @@ pub struct Counters {
     pub missed_evicted: u64,
     /// Blocks missed likewise because another block owns the hash of the first of them.
     pub missed_collision: u64,
+    /// Blocks missed likewise because a window or a chunk lacks what it reads at the end of the first of them.
+    pub missed_window: u64,
+    /// Blocks missed likewise because a state at the end of the first of them is not stored.
+    pub missed_no_snapshot: u64,
     /// Pages handed out.
     pub pages_allocated: u64,
     /// Of these, pages that had never been handed out.
@@ -96,6 +100,8 @@ impl Counters {
             MissReason::NeverStored | MissReason::OtherNamespace => &mut self.missed_never_stored,
             MissReason::Evicted => &mut self.missed_evicted,
             MissReason::Collision => &mut self.missed_collision,
+            MissReason::Window => &mut self.missed_window,
+            MissReason::NoSnapshot => &mut self.missed_no_snapshot,
         };
         *counter += u64::from(blocks);
     }
@@ -106,7 +112,7 @@ impl Counters {
     }
 
     /// `(name, value)` of every counter.
-    pub fn named(&self) -> [(&'static str, u64); 38] {
+    pub fn named(&self) -> [(&'static str, u64); 40] {
         [
             ("claims", self.claims),
             ("forks", self.forks),
@@ -125,6 +131,8 @@ impl Counters {
             ("missed_never_stored", self.missed_never_stored),
             ("missed_evicted", self.missed_evicted),
             ("missed_collision", self.missed_collision),
+            ("missed_window", self.missed_window),
+            ("missed_no_snapshot", self.missed_no_snapshot),
             ("pages_allocated", self.pages_allocated),
             ("pages_allocated_new", self.pages_allocated_new),
             ("page_copies", self.page_copies),

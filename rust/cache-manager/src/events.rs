@@ -5,12 +5,13 @@
 //! bounded and never waits: when it is full the oldest event goes and is counted. Ids are gapless, so a
 //! reader sees by one comparison that it missed something, and asks for [`Ledger::event_snapshot`].
 //!
-//! Blocks are named by their 64-bit keys. Salts are never told; they are in the hashes.
+//! Each group of layers is told of by itself: what one loses another may have still. Blocks are named by their
+//! 64-bit keys. Salts are never told; they are in the hashes.
 
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use block_hash::Token;
-use block_pool::Priority;
+use block_pool::{GroupId, Priority};
 use radix_tree::AdapterId;
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -37,6 +38,8 @@ impl Tier {
 pub struct Event {
     /// Counted from 0, without gaps.
     pub id: u64,
+    /// The group of layers that it tells of.
+    pub group: GroupId,
     /// What happened.
     pub kind: EventKind,
 }
@@ -44,16 +47,16 @@ pub struct Event {
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EventKind {
-    /// The cache was made; the first event of all.
+    /// The cache was made; the first event of the group.
     Created {
         /// Tokens a block.
         page_size: u32,
         /// Usable pages of each tier, the device first.
         pages: Vec<u32>,
     },
-    /// Blocks can be hit from now on.
+    /// The group has got blocks.
     Stored(Stored),
-    /// Blocks are gone from every tier; at most [`MOST_REMOVED`].
+    /// The group has lost blocks, on every tier; at most [`MOST_REMOVED`].
     Removed {
         /// Their hashes.
         keys: Vec<u64>,
@@ -65,14 +68,15 @@ pub enum EventKind {
         /// What changed.
         change: Change,
     },
-    /// No block is left.
+    /// The group has no block left.
     Cleared,
 }
 
 /// Consecutive blocks of one prefix.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
-    /// Hash of the block before the first, stored or not; `None` for the first block of a prefix.
+    /// Hash of the block before the first, stored or not; `None` for the first block of a prefix. Of a group of
+    /// states: hash of the last one before it that the group has, for none was ever told between the two.
     pub parent: Option<u64>,
     /// Number of the first block in its prefix, from 0.
     pub first: u32,
@@ -114,10 +118,10 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// A log of at most `capacity` events, whose first says what was made; 0 is no log.
-    pub fn new(capacity: usize, created: EventKind) -> EventLog {
+    /// A log of at most `capacity` events, whose first ones say what was made; 0 is no log.
+    pub fn new(capacity: usize, created: impl IntoIterator<Item = (GroupId, EventKind)>) -> EventLog {
         let mut log = EventLog { capacity, ..EventLog::default() };
-        log.push(created);
+        created.into_iter().for_each(|(group, kind)| log.push(group, kind));
         log
     }
 
@@ -127,39 +131,39 @@ impl EventLog {
         self.capacity > 0
     }
 
-    /// Blocks can be hit from now on. `stored` is asked only when the log is on.
+    /// A group has got blocks. `stored` is asked only when the log is on.
     #[inline]
-    pub fn stored(&mut self, stored: impl FnOnce() -> Stored) {
+    pub fn stored(&mut self, group: GroupId, stored: impl FnOnce() -> Stored) {
         if self.is_on() {
-            self.push(EventKind::Stored(stored()));
+            self.push(group, EventKind::Stored(stored()));
         }
     }
 
-    /// A block is gone from every tier. Blocks that go one after the other in one call share an event.
+    /// A group has lost a block, on every tier. Blocks that it loses one after the other in one call share an event.
     #[inline]
-    pub fn removed(&mut self, key: u64) {
+    pub fn removed(&mut self, group: GroupId, key: u64) {
         if !self.is_on() {
             return;
         }
         match self.events.back_mut() {
-            Some(Event { kind: EventKind::Removed { keys }, .. })
-                if !self.sealed && keys.len() < MOST_REMOVED =>
+            Some(Event { group: newest, kind: EventKind::Removed { keys }, .. })
+                if !self.sealed && *newest == group && keys.len() < MOST_REMOVED =>
             {
                 keys.push(key);
             }
-            _ => self.push(EventKind::Removed { keys: vec![key] }),
+            _ => self.push(group, EventKind::Removed { keys: vec![key] }),
         }
     }
 
-    /// A stored block has another priority, or lies on another tier.
+    /// A group's stored block has another priority, or lies on another tier.
     #[inline]
-    pub fn updated(&mut self, key: u64, change: Change) {
-        self.push(EventKind::Updated { key, change });
+    pub fn updated(&mut self, group: GroupId, key: u64, change: Change) {
+        self.push(group, EventKind::Updated { key, change });
     }
 
-    /// No block is left.
-    pub fn cleared(&mut self) {
-        self.push(EventKind::Cleared);
+    /// A group has no block left.
+    pub fn cleared(&mut self, group: GroupId) {
+        self.push(group, EventKind::Cleared);
     }
 
     /// Every event that is there, oldest first, taken out. When there is none, `waiter` is unparked by
@@ -188,7 +192,7 @@ impl EventLog {
         self.sealed = true;
     }
 
-    fn push(&mut self, kind: EventKind) {
+    fn push(&mut self, group: GroupId, kind: EventKind) {
         if !self.is_on() {
             return;
         }
@@ -196,7 +200,7 @@ impl EventLog {
             self.events.pop_front();
             self.dropped += 1;
         }
-        self.events.push_back(Event { id: self.next_id, kind });
+        self.events.push_back(Event { id: self.next_id, group, kind });
         self.next_id += 1;
         self.sealed = false;
         if let Some(waiter) = self.waiter.take() {
@@ -234,8 +238,8 @@ impl EventLog {
     }
 }
 
-/// Consecutive blocks of a request that one call publishes with one priority.
-#[derive(Default)]
+/// Consecutive blocks of a request that one call publishes in a group with one priority.
+#[derive(Clone, Default)]
 pub(crate) struct Run {
     blocks: Range<usize>,
     priority: Priority,
@@ -258,8 +262,13 @@ impl Run {
         (!self.blocks.is_empty()).then_some(self)
     }
 
-    /// What is told of these blocks of `sequence`.
-    pub(crate) fn of(&self, sequence: &Sequence, page_size: usize) -> Stored {
+    /// The first block.
+    pub(crate) fn start(&self) -> usize {
+        self.blocks.start
+    }
+
+    /// What is told of these blocks of `sequence`, whose block `parent` they follow.
+    pub(crate) fn of(&self, sequence: &Sequence, page_size: usize, parent: Option<usize>) -> Stored {
         let Range { start, end } = self.blocks;
         let keys = sequence.chain.keys();
         let mut tokens = sequence.tokens[start * page_size..end * page_size].to_vec();
@@ -275,7 +284,7 @@ impl Run {
             }
         }
         Stored {
-            parent: start.checked_sub(1).map(|before| keys[before]),
+            parent: parent.map(|block| keys[block]),
             first: start as u32,
             keys: keys[start..end].to_vec(),
             tokens,

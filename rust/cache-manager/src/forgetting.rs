@@ -98,7 +98,7 @@ impl Ledger {
         for sequence in self.slots.iter_mut().filter(|sequence| goes_on(sequence)) {
             sequence.join_epoch(&mut self.tree, self.epoch);
         }
-        self.events.cleared();
+        self.config.group_ids().for_each(|group| self.events.cleared(group));
     }
 
     /// Forgets the stored blocks that follow the prompt's full blocks and that nobody uses; gives their
@@ -117,7 +117,7 @@ impl Ledger {
         self.events.seal();
         let below: Vec<NodeId> = self.tree.descendants(parent).collect();
         let mut forgotten = 0;
-        let lead = self.config.lead();
+        let mut unused = vec![Vec::new(); self.config.groups.len()];
         for node in below {
             if self.tree.is_tail(node) {
                 if self.is_idle(node) {
@@ -125,20 +125,22 @@ impl Ledger {
                 }
                 continue;
             }
-            let mut unused = false;
+            let mut is_unused = false;
             for group in self.config.group_ids() {
                 let page = self.tree.page(node, group).filter(|&page| self.pools[group].is_evictable(page));
-                let Some(page) = page else { continue };
-                if group == lead
-                    && let Some(key) = self.tree.key(node)
-                {
-                    self.events.removed(key);
+                unused[group.index()].extend(page.map(|page| (node, page)));
+                is_unused |= page.is_some();
+            }
+            forgotten += usize::from(is_unused);
+        }
+        for (group, unused) in self.config.group_ids().zip(unused) {
+            for (node, page) in unused {
+                if let Some(key) = self.tree.key(node) {
+                    self.events.removed(group, key);
                 }
                 self.pools[group].withdraw(page);
                 self.tree.clear_page(node, group);
-                unused = true;
             }
-            forgotten += usize::from(unused);
         }
         self.counters.truncated_blocks += forgotten as u64;
         forgotten

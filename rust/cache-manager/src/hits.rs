@@ -5,6 +5,7 @@ use crate::config::LedgerConfig;
 use crate::copies::let_go;
 use crate::groups::joint_hit;
 use crate::ledger::{Ledger, parent_after};
+use crate::misses::MissReason;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_pool::{GroupId, PageId};
@@ -85,7 +86,7 @@ impl Found {
     }
 
     /// Looks for the request's blocks up to block `limit`. Gives the hit, the length of the prefix that is there, in
-    /// blocks, and whether the first block behind it has another's hash. A hit that ends at or before the request's
+    /// blocks, and, as far as the look-up sees it, why there is no more. A hit that ends at or before the request's
     /// position saves nothing, and is none.
     pub(crate) fn look_up(
         &mut self,
@@ -94,7 +95,7 @@ impl Found {
         sequence: &Sequence,
         limit: usize,
         reader: &mut BlockReader,
-    ) -> (Hit, usize, bool) {
+    ) -> (Hit, usize, Option<MissReason>) {
         let page_size = config.page_size;
         let published = sequence.nodes.len();
         let prefix = Prefix {
@@ -114,22 +115,26 @@ impl Found {
             let nodes = first..self.first.nodes.len();
             let ranges = self.ranges.len();
             self.ranges.push(nodes.clone());
-            return (Hit { nodes, ranges }, there, collided);
+            return (Hit { nodes, ranges }, there, collided.then_some(MissReason::Collision));
         }
         let collided = prefix.walk_nodes(tree, parent, published..limit, reader, &mut self.first.nodes);
         let nodes = &self.first.nodes[first..];
         let kinds: SmallVec<[_; 4]> = config.groups.iter().map(|group| group.kind).collect();
         let most = (published + nodes.len()) as u32;
-        let hit = joint_hit(&kinds, page_size, sequence.position / page_size, most, |group, block| {
-            match (block as usize).checked_sub(published) {
-                None => sequence.row(group).page(block as usize).is_some(),
-                Some(found) => tree.page(nodes[found], group).is_some(),
-            }
-        });
+        let present = |group, block: u32| match (block as usize).checked_sub(published) {
+            None => sequence.row(group).page(block as usize).is_some(),
+            Some(found) => tree.page(nodes[found], group).is_some(),
+        };
+        let hit = joint_hit(&kinds, page_size, sequence.position / page_size, most, present);
+        let there = hit.map_or(published.max((sequence.position / page_size) as usize), |end| end as usize);
+        let why = if there < most as usize {
+            Some(MissReason::of_known(config, there, |group, block| present(group, block as u32)))
+        } else {
+            collided.then_some(MissReason::Collision)
+        };
         let Some(end) = hit.map(|end| end as usize) else {
             self.first.nodes.truncate(first);
-            let there = published.max((sequence.position / page_size) as usize);
-            return (Hit::default(), there, collided && there == most as usize);
+            return (Hit::default(), there, why);
         };
         self.first.nodes.truncate(first + end.saturating_sub(published));
         let nodes = first..self.first.nodes.len();
@@ -146,7 +151,7 @@ impl Found {
             let end = self.all(group).len();
             self.ranges.push(begin..end);
         }
-        (hit, end, collided && end == most as usize)
+        (hit, end, why)
     }
 }
 

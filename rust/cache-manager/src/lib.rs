@@ -88,7 +88,7 @@ pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;
 pub use snapshot::EventSnapshot;
 pub use suspension::{BegunCopy, PrivateTier};
-pub use tables::{BatchShape, FlashInferTables, RowMemory, VarlenTables};
+pub use tables::{BatchShape, FlashInferTables, OffsetTable, RowMemory, VarlenTables};
 pub use tiers::{BegunLoad, OuterTier};
 pub use verify::LedgerFault;
 pub use write_policy::WritePolicy;

@@ -1,9 +1,11 @@
 //! Why a look-up found no more blocks.
 
+use crate::config::LedgerConfig;
+use crate::groups::GroupKind;
 use crate::ledger::Ledger;
 use crate::probe::{PrefixQuery, PrefixReuse};
 use block_hash::Chain;
-use block_pool::Step;
+use block_pool::{GroupId, Step};
 use memory::Array;
 use radix_tree::PrefixTree;
 use std::hash::{Hash, Hasher};
@@ -29,20 +31,53 @@ pub enum MissReason {
     Collision,
     /// It is stored under another salt or adapter.
     OtherNamespace,
+    /// It is stored, but blocks that a window or a chunk reads at its end are not.
+    Window,
+    /// It is stored, but the state at its end is not.
+    NoSnapshot,
 }
 
 impl Miss {
-    /// Why the block of hash `key` was not found; `collided` when its hash is another's.
-    pub(crate) fn of(tree: &PrefixTree, evicted: &EvictedKeys, key: u64, collided: bool) -> Miss {
-        let evicted_at = if collided { None } else { evicted.step_of(key) };
-        let reason = if collided {
-            MissReason::Collision
-        } else if evicted_at.is_some() || tree.owner_of(key).is_some() {
+    /// Why the block of hash `key` was not found, if the look-up itself did not say it.
+    pub(crate) fn of(tree: &PrefixTree, evicted: &EvictedKeys, key: u64, known: Option<MissReason>) -> Miss {
+        let may_be_evicted = known.is_none_or(|reason| reason == MissReason::Evicted);
+        let evicted_at = if may_be_evicted { evicted.step_of(key) } else { None };
+        let reason = known.unwrap_or(if evicted_at.is_some() || tree.owner_of(key).is_some() {
             MissReason::Evicted // a node without a page is an evicted block, too
         } else {
             MissReason::NeverStored
-        };
+        });
         Miss { reason, evicted_at }
+    }
+}
+
+impl MissReason {
+    /// Why a prefix of blocks, all known to the tree, ends before block `end` for some group; `present` is whether a
+    /// group has a block.
+    pub(crate) fn of_known(
+        config: &LedgerConfig,
+        end: usize,
+        present: impl Fn(GroupId, usize) -> bool,
+    ) -> MissReason {
+        let page_size = config.page_size;
+        let lacks = |group: GroupId| {
+            let kind = config.kind(group);
+            let needed = kind.needed((end as u32 + 1) * page_size, page_size);
+            // What comes before is there for a group that keeps everything.
+            let from = if kind.forgets() { needed.from as usize } else { end };
+            let sinks = needed.sinks.min(needed.from) as usize;
+            (0..sinks).chain(from..=end).any(|block| !present(group, block))
+        };
+        let lacking = |chosen: fn(GroupKind) -> bool| {
+            config.group_ids().any(|group| chosen(config.kind(group)) && lacks(group))
+        };
+        if lacking(|kind| !kind.forgets()) {
+            MissReason::Evicted
+        } else if lacking(|kind| kind.has_blocks()) {
+            MissReason::Window
+        } else {
+            MissReason::NoSnapshot
+        }
     }
 }
 

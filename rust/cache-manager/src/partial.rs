@@ -171,9 +171,9 @@ impl Ledger {
             self.tree.clear_page(node, group);
             sequence.row_mut(group).pages.push(page);
             sequence.exposed |= self.pools[group].pins(page) > 0; // others get copies of it
-        }
-        if let Some(key) = key {
-            self.events.removed(key);
+            if let Some(key) = key {
+                self.events.removed(group, key);
+            }
         }
     }
 

@@ -359,17 +359,17 @@ impl Ledger {
         if reads && sequence.position < sequence.prompt_end {
             let limit = sequence.hash_reusable(page_size);
             let found = &mut scratch.found;
-            let collided;
-            (hit, on_device, collided) = found.look_up(
+            let why;
+            (hit, on_device, why) = found.look_up(
                 &self.config,
                 &self.tree,
                 sequence,
                 scratch.most_found.map_or(limit, |most| limit.min(most)),
                 &mut self.reader,
             );
-            found.collisions += u64::from(collided);
+            found.collisions += u64::from(why == Some(MissReason::Collision));
             if !sequence.admitted && on_device < limit {
-                let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], collided);
+                let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], why);
                 missed = Some((miss.reason, (limit - on_device) as u32));
             }
         }

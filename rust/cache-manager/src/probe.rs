@@ -1,11 +1,11 @@
 //! What a prefix would reuse, without changing anything.
 
 use crate::blocks::{BlockReader, Prefix};
-use crate::groups::joint_hit;
+use crate::groups::{Needed, joint_hit};
 use crate::hits::stored_prefix;
 use crate::ledger::Ledger;
 use crate::loads::Presence;
-use crate::misses::Miss;
+use crate::misses::{Miss, MissReason};
 use block_hash::{Chain, ExtraKeys, Identity, Token};
 use block_pool::PageState;
 use radix_tree::{NamespaceKey, ParentId};
@@ -23,10 +23,13 @@ pub struct PrefixQuery {
 }
 
 /// What a prompt would reuse, in blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PrefixReuse {
-    /// Reusable blocks that a request or a transfer holds now: taking them costs no free page.
+    /// Reusable blocks that a request or a transfer holds now, in the group whose blocks are the cache's: taking them
+    /// costs no free page there.
     pub allocated: u32,
+    /// The same in each group, of the blocks that the group needs to go on behind all reusable ones.
+    pub allocated_by_group: Vec<u32>,
     /// Reusable blocks.
     pub all: u32,
     /// Leading full blocks that are stored, reusable or not.
@@ -72,7 +75,8 @@ impl Ledger {
     /// What the prompt would reuse. The last token of a prompt must be computed, so that a block that
     /// holds it is never reusable.
     pub fn probe(&self, query: &PrefixQuery) -> PrefixReuse {
-        let mut reuse = PrefixReuse::default();
+        let allocated_by_group = vec![0; self.config.groups.len()];
+        let mut reuse = PrefixReuse { allocated_by_group, ..PrefixReuse::default() };
         let full = query.chain.len();
         if !self.config.prefix_caching || full == 0 {
             return reuse;
@@ -91,19 +95,37 @@ impl Ledger {
             collided = prefix.walk_nodes(&self.tree, root, 0..full, &mut reader, &mut nodes);
         }
         let present = stored_prefix(&self.config, &self.tree, &nodes, full);
-        let lead = self.config.lead();
         let hit = stored_prefix(&self.config, &self.tree, &nodes, reusable);
         reuse.all = hit as u32;
-        for &node in &nodes[..hit] {
-            let held = self.tree.page(node, lead);
-            let held = held.is_some_and(|page| self.pools[lead].state(page) != PageState::Evictable);
-            reuse.allocated += u32::from(held);
+        let is_held = |node, group| {
+            let page = self.tree.page(node, group);
+            page.is_some_and(|page| self.pools[group].state(page) != PageState::Evictable)
+        };
+        let held = |group, needed: Needed| {
+            let blocks =
+                (0..).zip(&nodes[..hit]).filter(|&(block, &node)| needed.has(block) && is_held(node, group));
+            blocks.count() as u32
+        };
+        let lead = self.config.lead();
+        reuse.allocated = held(lead, Needed { sinks: 0, from: 0 });
+        for group in self.config.group_ids().filter(|_| hit > 0) {
+            let kind = self.config.kind(group);
+            reuse.allocated_by_group[group.index()] = if group == lead && !kind.forgets() {
+                reuse.allocated
+            } else {
+                held(group, kind.needed(reuse.all * self.config.page_size, self.config.page_size))
+            };
         }
-        collided &= present == nodes.len();
         reuse.present = present as u32;
         if present < full {
             reuse.first_new_block = Some(query.chain.identity(present));
-            reuse.miss = Some(Miss::of(&self.tree, &self.evicted, query.chain.keys()[present], collided));
+            let why = if present < nodes.len() {
+                let is_there = |group, block: usize| self.tree.page(nodes[block], group).is_some();
+                Some(MissReason::of_known(&self.config, present, is_there))
+            } else {
+                collided.then_some(MissReason::Collision)
+            };
+            reuse.miss = Some(Miss::of(&self.tree, &self.evicted, query.chain.keys()[present], why));
         }
         reuse
     }

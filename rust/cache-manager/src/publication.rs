@@ -13,6 +13,7 @@ use crate::tails::{is_whole, replace_tail};
 use block_pool::{GroupId, NodeLink, Pools};
 use memory::AHEAD;
 use radix_tree::{Insertion, NodeId, PrefixTree};
+use smallvec::{SmallVec, smallvec};
 
 impl Ledger {
     /// Publishes the request's blocks that are full, known and computed, and not published yet; what is
@@ -58,7 +59,7 @@ impl Ledger {
             counters: &mut self.counters,
             reader: &mut self.reader,
             published: &mut self.published,
-            run: Run::default(),
+            runs: smallvec![Run::default(); self.config.groups.len()],
             reused: first,
         };
         publication.publish_up_to(computed);
@@ -86,8 +87,8 @@ struct Publication<'a> {
     reader: &'a mut BlockReader,
     /// Blocks that are new in the cache, of each group.
     published: &'a mut [Vec<usize>],
-    /// The last of them, not told yet.
-    run: Run,
+    /// The last that each group has got, not told yet.
+    runs: SmallVec<[Run; 1]>,
     /// One past the last block that was stored before, now or by somebody else.
     reused: usize,
 }
@@ -100,9 +101,25 @@ impl Publication<'_> {
                 self.publish_one();
             }
         }
-        if let Some(last) = std::mem::take(&mut self.run).into_some() {
-            self.events.stored(|| last.of(self.sequence, self.config.page_size as usize));
+        for group in self.config.group_ids() {
+            if let Some(last) = std::mem::take(&mut self.runs[group.index()]).into_some() {
+                self.tell(group, &last);
+            }
         }
+    }
+
+    /// Tells of blocks that a group has got.
+    fn tell(&mut self, group: GroupId, run: &Run) {
+        let (config, tree, sequence) = (self.config, &*self.tree, &*self.sequence);
+        self.events.stored(group, || {
+            let before = &sequence.nodes[..run.start()];
+            let parent = if config.kind(group).is_recurrent() {
+                before.iter().rposition(|&node| tree.page(node, group).is_some())
+            } else {
+                before.len().checked_sub(1)
+            };
+            run.of(sequence, config.page_size as usize, parent)
+        });
     }
 
     /// Stores the next blocks, up to one that extra keys touch or whose hash is stored already.
@@ -167,9 +184,8 @@ impl Publication<'_> {
             self.tree.set_page(node, group, own);
             return self.store(block, group);
         };
-        let events = (group == self.config.lead()).then_some(&mut *self.events);
         let retention = sequence.retention_of(block, self.config.page_size as usize);
-        retain(&mut self.pools[group], self.tree, events, stored, retention);
+        retain(self.pools, self.tree, self.events, group, stored, retention);
         if stored == own {
             return; // published by a request that shares the page with this one
         }
@@ -193,23 +209,24 @@ impl Publication<'_> {
     fn store(&mut self, block: usize, group: GroupId) {
         let page_size = self.config.page_size as usize;
         let sequence = &*self.sequence;
-        let (page, keys) = (sequence.row(group).pages[block], sequence.chain.keys());
+        let page = sequence.row(group).pages[block];
         let pool = &mut self.pools[group];
         pool.publish(page, NodeLink(sequence.nodes[block].0), sequence.last_step);
         if let Some(retention) = sequence.retention_of(block, page_size) {
             pool.retain(page, retention);
         }
         self.published[group.index()].push(block);
+        if let Some(before) = self.runs[group.index()].add(block, pool.priority(page)) {
+            self.tell(group, &before);
+        }
         if group != self.config.lead() {
             return;
         }
+        let keys = self.sequence.chain.keys();
         if let Some(&later) = keys.get(block + AHEAD) {
             self.evicted.prefetch(later);
         }
         self.evicted.forget(keys[block]);
         self.counters.published_blocks += 1;
-        if let Some(before) = self.run.add(block, pool.priority(page)) {
-            self.events.stored(|| before.of(sequence, page_size));
-        }
     }
 }

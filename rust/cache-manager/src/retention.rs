@@ -5,7 +5,7 @@ use crate::events::{Change, EventLog};
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{PageId, Pool, Priority, Retention};
+use block_pool::{GroupId, PageId, Pool, Pools, Priority, Retention};
 use radix_tree::{NodeId, PrefixTree};
 use std::ops::Range;
 use thiserror::Error;
@@ -129,14 +129,10 @@ impl Ledger {
             }
             return;
         };
-        let lead = self.config.lead();
         for group in self.config.group_ids() {
-            let pages = sequence.nodes.iter().filter_map(|&node| self.tree.page(node, group));
-            let pool = &mut self.pools[group];
-            for page in pages {
-                if !is_kept(pool, self.now, page, hint) {
-                    let events = (group == lead).then_some(&mut self.events);
-                    retain(pool, &self.tree, events, page, Some(hint));
+            for page in sequence.nodes.iter().filter_map(|&node| self.tree.page(node, group)) {
+                if !is_kept(&self.pools[group], self.now, page, hint) {
+                    retain(&mut self.pools, &self.tree, &mut self.events, group, page, Some(hint));
                 }
             }
         }
@@ -146,7 +142,6 @@ impl Ledger {
     fn give_up_own(&mut self, slot: SlotId) {
         let Some(sequence) = self.slots.get(slot) else { return };
         let lowest = Retention::from(Priority::LOWEST);
-        let lead = self.config.lead();
         let mut below = None;
         for (block, &node) in sequence.nodes.iter().enumerate().rev() {
             let alone = below.map_or(self.tree.is_leaf(node), |child| !self.tree.has_siblings(child));
@@ -161,8 +156,7 @@ impl Ledger {
             }
             for group in self.config.group_ids() {
                 if let Some(stored) = self.tree.page(node, group) {
-                    let events = (group == lead).then_some(&mut self.events);
-                    retain(&mut self.pools[group], &self.tree, events, stored, Some(lowest));
+                    retain(&mut self.pools, &self.tree, &mut self.events, group, stored, Some(lowest));
                 }
             }
             below = Some(node);
@@ -175,13 +169,11 @@ impl Ledger {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.retention.is_some()) else {
             return;
         };
-        let lead = self.config.lead();
         for group in self.config.group_ids() {
             for (block, &node) in sequence.nodes.iter().enumerate().skip(first) {
                 if let Some(page) = self.tree.page(node, group) {
-                    let events = (group == lead).then_some(&mut self.events);
                     let retention = sequence.retention_of(block, page_size);
-                    retain(&mut self.pools[group], &self.tree, events, page, retention);
+                    retain(&mut self.pools, &self.tree, &mut self.events, group, page, retention);
                 }
             }
         }
@@ -210,16 +202,13 @@ impl Ledger {
 
     /// Tells the pools the time, if there is a new one; priorities that ended are told.
     pub(crate) fn tell_time(&mut self, now: Option<f64>) {
-        let lead = self.config.lead();
         for group in self.config.group_ids() {
             let pool = &mut self.pools[group];
             if let Some(now) = now.filter(|_| !self.has_clock) {
                 pool.start_clock(now);
             }
             for lapsed in pool.tell_time(now.unwrap_or(self.now)) {
-                if group == lead {
-                    tell_priority(pool, &self.tree, &mut self.events, lapsed.page, lapsed.from);
-                }
+                tell_priority(pool, &self.tree, &mut self.events, group, lapsed.page, lapsed.from);
             }
         }
         if let Some(now) = now {
@@ -247,28 +236,35 @@ impl Sequence {
 
 /// Gives `page`, which stands for a block, another retention, unless there is none to give.
 pub(crate) fn retain(
-    pool: &mut Pool,
+    pools: &mut Pools,
     tree: &PrefixTree,
-    events: Option<&mut EventLog>,
+    events: &mut EventLog,
+    group: GroupId,
     page: PageId,
     retention: Option<Retention>,
 ) {
     if let Some(retention) = retention {
+        let pool = &mut pools[group];
         let before = pool.priority(page);
         pool.retain(page, retention);
-        if let Some(events) = events {
-            tell_priority(pool, tree, events, page, before);
-        }
+        tell_priority(pool, tree, events, group, page, before);
     }
 }
 
 /// Tells of a stored block's other priority.
-fn tell_priority(pool: &Pool, tree: &PrefixTree, events: &mut EventLog, page: PageId, before: Priority) {
+fn tell_priority(
+    pool: &Pool,
+    tree: &PrefixTree,
+    events: &mut EventLog,
+    group: GroupId,
+    page: PageId,
+    before: Priority,
+) {
     let after = pool.priority(page);
     if before != after
         && let Some(link) = pool.node(page)
         && let Some(key) = tree.key(NodeId(link.0))
     {
-        events.updated(key, Change::Priority(before, after));
+        events.updated(group, key, Change::Priority(before, after));
     }
 }

@@ -3,7 +3,7 @@
 use crate::config::LedgerConfig;
 use crate::events::{EventKind, Stored, Tier};
 use crate::ledger::Ledger;
-use block_pool::{PageId, Priority};
+use block_pool::{GroupId, PageId, Priority};
 use radix_tree::{NamespaceId, NodeId, ParentId, PrefixTree};
 use std::collections::HashMap;
 
@@ -11,28 +11,30 @@ use std::collections::HashMap;
 pub struct EventSnapshot {
     /// Id of the first event that the snapshot does not include.
     pub next_id: u64,
-    /// [`EventKind::Created`], then [`EventKind::Stored`] of every cached block, parents before children.
-    pub events: Vec<EventKind>,
+    /// [`EventKind::Created`] of each group, then [`EventKind::Stored`] of every block that the first has, parents
+    /// before children, of the second, and so on.
+    pub events: Vec<(GroupId, EventKind)>,
 }
 
 impl Ledger {
     /// The cached blocks, and which event goes on from here. The cost grows with the cache.
     pub fn event_snapshot(&mut self) -> EventSnapshot {
         self.events.seal();
-        let mut events = vec![created(&self.config)];
-        events.extend(self.cached_runs().into_iter().map(EventKind::Stored));
+        let mut events: Vec<_> = created(&self.config).collect();
+        for group in self.config.group_ids() {
+            events.extend(self.cached_runs(group).into_iter().map(|run| (group, EventKind::Stored(run))));
+        }
         EventSnapshot { next_id: self.events.next_id(), events }
     }
 
-    /// Every cached block, in runs of consecutive ones; a run comes after the run that it branches from.
-    fn cached_runs(&self) -> Vec<Stored> {
+    /// Every block that a group has, in runs of consecutive ones; a run comes after the run that it branches from.
+    fn cached_runs(&self, group: GroupId) -> Vec<Stored> {
         let tree = &self.tree;
-        let lead = self.config.lead();
-        let pool = &self.pools[lead];
+        let pool = &self.pools[group];
         let cached: Vec<(NodeId, PageId)> = tree
             .iter()
             .filter(|&node| !tree.is_tail(node))
-            .filter_map(|node| tree.page(node, lead).map(|page| (node, page)))
+            .filter_map(|node| tree.page(node, group).map(|page| (node, page)))
             .collect();
         // A run goes on with the first child that is alike; the other children start runs of their own.
         let mut next: HashMap<NodeId, NodeId> = HashMap::new();
@@ -41,7 +43,7 @@ impl Ledger {
         for &(node, page) in &cached {
             let priority = pool.priority(page);
             if let ParentId::Node(parent) = tree.parent(node)
-                && tree.page(parent, lead).is_some_and(|above| pool.priority(above) == priority)
+                && tree.page(parent, group).is_some_and(|above| pool.priority(above) == priority)
                 && *next.entry(parent).or_insert(node) == node
             {
                 continue;
@@ -52,13 +54,14 @@ impl Ledger {
         starts.sort_unstable_by_key(|&(depth, node, ..)| (depth, node));
         let run = |(depth, node, namespace, priority)| {
             let blocks = std::iter::successors(Some(node), |node| next.get(node).copied());
-            self.cached_run(blocks, depth, namespace, priority)
+            self.cached_run(group, blocks, depth, namespace, priority)
         };
         starts.into_iter().map(run).collect()
     }
 
     fn cached_run(
         &self,
+        group: GroupId,
         blocks: impl Iterator<Item = NodeId>,
         first: u32,
         namespace: NamespaceId,
@@ -77,7 +80,7 @@ impl Ledger {
         };
         for node in blocks {
             if run.keys.is_empty() {
-                run.parent = tree.parent_key(node);
+                run.parent = self.told_before(node, group);
             }
             let extra = tree.extra_keys(node);
             if !extra.is_empty() {
@@ -88,14 +91,26 @@ impl Ledger {
         }
         run
     }
+
+    /// The block that an event names before `node`'s: [`Stored::parent`].
+    fn told_before(&self, node: NodeId, group: GroupId) -> Option<u64> {
+        let above = |node| match self.tree.parent(node) {
+            ParentId::Node(parent) => Some(parent),
+            ParentId::Root(_) => None,
+        };
+        let skips = self.config.kind(group).is_recurrent();
+        let mut path = std::iter::successors(above(node), |&node| above(node));
+        path.find(|&node| !skips || self.tree.page(node, group).is_some())
+            .and_then(|node| self.tree.key(node))
+    }
 }
 
-/// What the log of a new ledger begins with.
-pub(crate) fn created(config: &LedgerConfig) -> EventKind {
-    EventKind::Created {
-        page_size: config.page_size,
-        pages: config.groups.iter().map(|group| group.pages).collect(),
-    }
+/// What the log of a new ledger begins with: what each group has.
+pub(crate) fn created(config: &LedgerConfig) -> impl Iterator<Item = (GroupId, EventKind)> {
+    config.group_ids().map(|group| {
+        let pages = config.huge_pages.unwrap_or(1) * config.groups[group.index()].pages;
+        (group, EventKind::Created { page_size: config.page_size, pages: vec![pages] })
+    })
 }
 
 /// Where nodes are: how many blocks are before them, and in which namespace. Each node is walked once.

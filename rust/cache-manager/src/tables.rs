@@ -61,6 +61,14 @@ pub struct FlashInferTables<'a> {
     pub query_indptr: &'a mut [i32],
 }
 
+/// Outputs of the TensorRT-LLM form: one pool's entries.
+pub struct OffsetTable<'a> {
+    /// Of each request, of keys and of values, of each block; `[rows, 2, columns]`. -1 where there is no page.
+    pub entries: &'a mut [i32],
+    /// From one page to the next.
+    pub apart: u32,
+}
+
 impl Ledger {
     /// Checks that every request of the batch is planned and there once, and gives its totals.
     ///
@@ -160,6 +168,56 @@ impl Ledger {
         Ok(())
     }
 
+    /// Writes one row a request into the tables of each pool, 2 fields of `columns` cells a row, of which the first
+    /// `fields` have entries, `page · apart + field`. `memory` is what is known of these tables, which were -1 at first.
+    /// The caller has checked that every entry is an i32. Beside them [`VarlenTables::seq_lens`] and
+    /// [`VarlenTables::query_start_loc`].
+    ///
+    /// # Errors
+    /// A request without a step out; a row that does not fit.
+    #[expect(clippy::too_many_arguments, reason = "tables and what is known of them")]
+    pub fn write_offsets(
+        &self,
+        group: GroupId,
+        batch: &[SlotId],
+        memory: &mut RowMemory,
+        pools: &mut [OffsetTable<'_>],
+        fields: usize,
+        columns: usize,
+        seq_lens: &mut [i32],
+        query_start_loc: &mut [i32],
+    ) -> Result<(), LedgerError> {
+        memory.rows.resize(memory.rows.len().max(batch.len()), None);
+        let mut at = 0;
+        query_start_loc[0] = 0;
+        for (index, (&slot, written)) in batch.iter().zip(&mut memory.rows).enumerate() {
+            let (sequence, out) = self.planned(slot)?;
+            let held = sequence.row(group);
+            let row = index * 2 * columns..(index + 1) * 2 * columns;
+            if held.pages.len() > columns || pools.iter().any(|pool| pool.entries.len() < row.end) {
+                return Err(LedgerError::Mismatch(format!(
+                    "{} pages of request {index} do not fit rows of {columns}",
+                    held.pages.len()
+                )));
+            }
+            let (first, stale_end) = changed(sequence.serial, held, written);
+            for pool in &mut *pools {
+                let cells = pool.entries[row.clone()].chunks_exact_mut(columns).take(fields);
+                for (field, cells) in (0..).zip(cells) {
+                    for (cell, &page) in cells[first..].iter_mut().zip(&held.pages[first..]) {
+                        let entry = (page.0 * pool.apart + field).cast_signed();
+                        *cell = if page == PageId::NULL { -1 } else { entry };
+                    }
+                    cells[held.pages.len()..stale_end.max(held.pages.len())].fill(-1);
+                }
+            }
+            at += out.reach() - out.start;
+            seq_lens[index] = out.reach().cast_signed();
+            query_start_loc[index + 1] = at.cast_signed();
+        }
+        Ok(())
+    }
+
     /// Writes the `FlashInfer` form of a group.
     ///
     /// # Errors
@@ -252,21 +310,28 @@ impl Ledger {
     }
 }
 
+/// The first cell that is not as it was written before, and where cells end that hold what was before; `written` is
+/// what the row holds from now on.
 #[inline]
-fn write_row(serial: u64, held: &Row, written: &mut Option<WrittenRow>, row: &mut [u32]) {
-    let pages = &held.pages;
-    let (first, stale_end) = match *written {
-        Some(old)
-            if old.serial == serial && old.version == held.version && old.cells as usize <= pages.len() =>
-        {
+fn changed(serial: u64, held: &Row, written: &mut Option<WrittenRow>) -> (usize, usize) {
+    let (version, cells) = (held.version, held.pages.len() as u32);
+    let changed = match *written {
+        Some(old) if old.serial == serial && old.version == version && old.cells <= cells => {
             (old.cells as usize, 0)
         }
         Some(old) => (0, old.cells as usize),
         None => (0, 0),
     };
+    *written = Some(WrittenRow { serial, version, cells });
+    changed
+}
+
+#[inline]
+fn write_row(serial: u64, held: &Row, written: &mut Option<WrittenRow>, row: &mut [u32]) {
+    let pages = &held.pages;
+    let (first, stale_end) = changed(serial, held, written);
     row[first..pages.len()].iter_mut().zip(&pages[first..]).for_each(|(cell, page)| *cell = page.0);
     if stale_end > pages.len() {
         row[pages.len()..stale_end].fill(PageId::NULL.0);
     }
-    *written = Some(WrittenRow { serial, version: held.version, cells: pages.len() as u32 });
 }

@@ -57,13 +57,12 @@ impl Ledger {
         let node = NodeId(node.0);
         let key = self.tree.key(node);
         self.tree.clear_page(node, group);
-        if group == self.config.lead()
-            && let Some(key) = key
-        {
-            self.events.removed(key);
-            self.evicted.add(key, self.step);
-        }
-        if key.is_none() {
+        if let Some(key) = key {
+            self.events.removed(group, key);
+            if group == self.config.lead() {
+                self.evicted.add(key, self.step);
+            }
+        } else {
             self.drop_tail(node); // of no use without one of its pages
         }
         self.counters.evictions += 1;

@@ -133,8 +133,8 @@ fn a_fault_within_the_pool_is_found() {
 fn an_event_without_blocks_is_found() {
     let found = after(|ledger| {
         let created = ledger.event_snapshot().events.remove(0);
-        ledger.events = EventLog::new(4, created);
-        ledger.events.stored(|| Stored {
+        ledger.events = EventLog::new(4, [created]);
+        ledger.events.stored(GroupId::FIRST, || Stored {
             parent: None,
             first: 0,
             keys: Vec::new(),

@@ -2,7 +2,7 @@
 
 use crate::common::{PAGE, claim, computed, config, forward, overridden, private, prompt};
 use block_hash::{ExtraInputs, ExtraKeys, Token};
-use cache_manager::{EventKind, Ledger, LedgerConfig, NewSequence, SlotId, Stored};
+use cache_manager::{EventKind, EventSnapshot, Ledger, LedgerConfig, NewSequence, SlotId, Stored};
 use radix_tree::AdapterId;
 
 fn telling(mut config: LedgerConfig) -> Ledger {
@@ -23,6 +23,15 @@ fn told(ledger: &mut Ledger) -> Vec<EventKind> {
 /// What was told since last time; it is all stored blocks.
 fn told_stored(ledger: &mut Ledger) -> Vec<Stored> {
     let stored = told(ledger).into_iter().map(|kind| match kind {
+        EventKind::Stored(stored) => stored,
+        other => panic!("{other:?}"),
+    });
+    stored.collect()
+}
+
+/// What a snapshot says is stored, behind the event that says what was made.
+fn stored_of(snapshot: &EventSnapshot) -> Vec<&Stored> {
+    let stored = snapshot.events[1..].iter().map(|(_, kind)| match kind {
         EventKind::Stored(stored) => stored,
         other => panic!("{other:?}"),
     });
@@ -102,7 +111,7 @@ fn a_parent_that_is_not_resident_is_named_all_the_same() {
     assert_eq!((stored[0].parent, stored[0].first), (Some(chain[0]), 1));
     assert_eq!(stored[0].keys, chain[1..]);
     let snapshot = ledger.event_snapshot();
-    assert_eq!(snapshot.events[1..], [EventKind::Stored(stored[0].clone())]);
+    assert_eq!(stored_of(&snapshot), [&stored[0]]);
 }
 
 #[test]
@@ -170,7 +179,7 @@ fn tokens_are_told_as_they_are_hashed_and_extra_keys_with_the_blocks_that_have_s
     extras.encode(8, 12, &mut wide);
     assert_eq!(stored[0].extra_keys, [(2, wide)]);
     assert_eq!(stored[0].adapter, Some(AdapterId::Name("rhyme".into())));
-    assert_eq!(ledger.event_snapshot().events[1..], [EventKind::Stored(stored[0].clone())]);
+    assert_eq!(stored_of(&ledger.event_snapshot()), [&stored[0]]);
 }
 
 #[test]
@@ -202,8 +211,7 @@ fn a_snapshot_tells_a_run_before_the_runs_that_branch_from_it() {
     }
     let snapshot = ledger.event_snapshot();
     let mut known = Vec::new();
-    for event in &snapshot.events[1..] {
-        let EventKind::Stored(stored) = event else { panic!("{event:?}") };
+    for stored in stored_of(&snapshot) {
         assert!(stored.parent.is_none_or(|parent| known.contains(&parent)));
         known.extend(&stored.keys);
     }
@@ -227,8 +235,7 @@ fn what_is_removed_after_a_snapshot_is_another_event() {
     let removed = |key| EventKind::Removed { keys: vec![key] };
     assert_eq!(told(&mut ledger), [removed(chain[1]), removed(chain[0])]);
     assert_eq!(included.next_id, ledger.events().next_id() - 1);
-    let EventKind::Stored(stored) = &included.events[1] else { panic!("{:?}", included.events) };
-    assert_eq!(stored.keys, chain[..1]);
+    assert_eq!(stored_of(&included)[0].keys, chain[..1]);
 }
 
 #[test]

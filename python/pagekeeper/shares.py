@@ -1,0 +1,110 @@
+"""How much of a number of bytes each group of a cache gets, where groups have memory of their own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+
+from pagekeeper.errors import CacheTooSmallError, shown
+from pagekeeper.params import KVCacheParams, MultiKVCacheParams, Recurrent, Scratch
+from pagekeeper.params.multi import parse_shares
+
+__all__ = ["SHARES_VARIABLE", "cap_pages", "divide", "is_static", "shares_of"]
+
+SHARES_VARIABLE = "PAGEKEEPER_WINDOW_SIZE_SHARES"
+
+_log = logging.getLogger("pagekeeper")
+
+
+def is_static(group: KVCacheParams) -> bool:
+    """Whether each request has one page of the group for life, and nothing of it is reused."""
+    if isinstance(group.kind, Recurrent):
+        keeps = group.kind.snapshot_interval is not None or group.kind.save_last_snapshot
+        return not (keeps and group.enable_prefix_caching)
+    return isinstance(group.kind, Scratch)
+
+
+def shares_of(params: MultiKVCacheParams) -> dict[str, Fraction]:
+    """The share of each group: what the parameters say, else the environment, else equal ones.
+
+    Raises:
+        ValueError: the environment says something else than shares; the message shows the groups.
+    """
+    shares = params.window_size_shares
+    if shares is None and (given := os.environ.get(SHARES_VARIABLE)):
+        try:
+            shares = parse_shares([_number(share) for share in given.split(",")], params)
+        except ValueError as error:
+            raise ValueError(f"{SHARES_VARIABLE}={shown(given)}: {error}") from None
+    return {
+        name: Fraction(repr(share))  # as it is written: 0.1 is a tenth
+        for name, share in zip(params.by_window, shares or [1.0] * len(params), strict=True)
+    }
+
+
+def divide(
+    params: MultiKVCacheParams, available_bytes: int, max_batch_size: int, shares: Mapping[str, Fraction]
+) -> dict[str, int]:
+    """Usable pages of each group, its null page not counted.
+
+    Groups of which a request has one page for life get as many as there are requests. The others divide the
+    rest by their shares.
+
+    Raises:
+        CacheTooSmallError: there is no page for a group.
+    """
+    pages = {name: max_batch_size for name, group in params.items() if is_static(group)}
+    reserved = sum((count + 1) * params[name].bytes_per_page for name, count in pages.items())
+    parts = {name: share for name, share in shares.items() if name not in pages}
+    whole = sum(parts.values())
+    for name, part in parts.items():
+        share = int(max(available_bytes - reserved, 0) * part / whole) if whole else 0
+        pages[name] = min(share // params[name].bytes_per_page - 1, 2**31 - 1)
+    if reserved > available_bytes or min(pages.values()) < 1:
+        told = ", ".join(f"{name!r} {max(pages[name], 0)}" for name in params)
+        least = [2 * params[name].bytes_per_page * whole / part for name, part in parts.items() if part]
+        raise CacheTooSmallError(
+            f"available_bytes={available_bytes}: makes pages of the groups {told} beside their null pages, "
+            "must make 1 of each at least; give more, or other window_size_shares",
+            needed=reserved + math.ceil(max(least, default=0)),
+            available=available_bytes,
+        )
+    return {name: pages[name] for name in params}
+
+
+def cap_pages(params: KVCacheParams, pages: int) -> int:
+    """As many pages as fit, or as `max_tokens` asks for: the smaller limit wins, and a warning says which."""
+    if params.max_tokens is None:
+        return pages
+    if params.bytes_per_token == 0:
+        warn_of_max_tokens(params.max_tokens)
+        return pages
+    asked = -(-params.max_tokens // params.page_size)
+    if asked < pages:
+        _log.warning(
+            "max_tokens=%d limits the pool to %d pages; memory has room for %d",
+            params.max_tokens,
+            asked,
+            pages,
+        )
+    else:
+        _log.warning(
+            "memory limits the pool to %d pages; max_tokens=%d asks for %d", pages, params.max_tokens, asked
+        )
+    return min(asked, pages)
+
+
+def warn_of_max_tokens(max_tokens: int | None) -> None:
+    """Says that there is no one window that the number could be of."""
+    if max_tokens is not None:
+        _log.warning("max_tokens=%d has no effect: the cache is not one window", max_tokens)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,281 @@
+"""Where configurations come from (CFG-3): the order of the places, and what is said of bad values."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pagekeeper import KVCacheConfig, KVConnectorConfig
+from test_cache_config import DEFAULTS, FULL
+
+CONNECTOR = {"type": "rust_tiered", "host_offload_max_gb": 2}
+PLAIN: dict[str, Any] = FULL | {"window_size_shares": [0.25, 0.75], "kv_connector_config": CONNECTOR}
+"""`FULL` as JSON and YAML have it."""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*DEFAULTS, "kv_layout"]:
+        monkeypatch.delenv(f"PAGEKEEPER_{name.upper()}", raising=False)
+
+
+def as_text(value: Any) -> str:
+    match value:
+        case dict():
+            return json.dumps(value)
+        case list():
+            return ",".join(map(str, value))
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)
+
+
+def flags(given: dict[str, Any]) -> list[str]:
+    return [it for name, value in given.items() for it in (f"--{name.replace('_', '-')}", as_text(value))]
+
+
+def refused(argv: list[str], **given: Any) -> list[str]:
+    with pytest.raises(ValueError, match=r".") as error:
+        KVCacheConfig.from_args(argv, **given)
+    return str(error.value).splitlines()
+
+
+# The same from everywhere
+
+
+def test_flags_environment_yaml_json_and_python_give_equal_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_json, in_yaml = tmp_path / "cache.json", tmp_path / "cache.yaml"
+    in_json.write_text(json.dumps(PLAIN))
+    in_yaml.write_text(yaml.safe_dump(PLAIN))
+    found = [
+        KVCacheConfig.from_args(flags(PLAIN)),
+        KVCacheConfig.from_args(["--config", str(in_json)]),
+        KVCacheConfig.from_args([f"--config={in_yaml}"]),
+        KVCacheConfig.from_args([], **FULL),
+    ]
+    for name, value in PLAIN.items():
+        monkeypatch.setenv(f"PAGEKEEPER_{name.upper()}", as_text(value))
+    found.append(KVCacheConfig.from_args([]))
+    assert found == [KVCacheConfig(**FULL)] * 5
+
+
+def test_nothing_from_anywhere_gives_the_defaults() -> None:
+    assert KVCacheConfig.from_args([]) == KVCacheConfig()
+
+
+def test_a_configuration_made_in_python_reads_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEKEEPER_MAX_TOKENS", "5")
+    assert KVCacheConfig().max_tokens is None
+
+
+def test_the_command_line_of_the_process_is_read_without_one() -> None:
+    program = "from pagekeeper import KVCacheConfig; print(KVCacheConfig.from_args().max_tokens)"
+    command = [sys.executable, "-c", program, "--max-tokens", "7"]
+    assert subprocess.run(command, check=True, text=True, capture_output=True).stdout == "7\n"
+
+
+# The order
+
+
+def test_python_goes_before_flags_before_the_environment_before_a_file_before_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cache.yml"
+    file.write_text("{max_tokens: 1, kv_cache_page_size: 1, selective_min_hits: 1, event_buffer_max_size: 1}")
+    for name in ("MAX_TOKENS", "KV_CACHE_PAGE_SIZE", "SELECTIVE_MIN_HITS"):
+        monkeypatch.setenv(f"PAGEKEEPER_{name}", "2")
+    argv = ["--config", str(file), "--max-tokens", "3", "--kv-cache-page-size=3"]
+    config = KVCacheConfig.from_args(argv, max_tokens=4)
+    assert (config.max_tokens, config.kv_cache_page_size) == (4, 3)
+    assert (config.selective_min_hits, config.event_buffer_max_size) == (2, 1)
+    assert config.default_retention_priority == 35
+
+
+def test_of_a_flag_that_is_given_twice_the_last_one_counts() -> None:
+    assert KVCacheConfig.from_args(["--max-tokens", "1", "--max-tokens", "2"]).max_tokens == 2
+
+
+def test_a_connector_is_taken_whole_from_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cache.json"
+    file.write_text(json.dumps({"kv_connector_config": CONNECTOR}))
+    monkeypatch.setenv("PAGEKEEPER_KV_CONNECTOR_CONFIG", '{"type": "rust_tiered", "num_copy_lanes": 2}')
+    config = KVCacheConfig.from_args(["--config", str(file)])
+    assert config.kv_connector_config == KVConnectorConfig(type="rust_tiered", num_copy_lanes=2)
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "field", "value"),
+    [
+        ("--enable-prefix-caching", "no", "enable_prefix_caching", False),
+        ("--enable-prefix-caching", "True", "enable_prefix_caching", True),
+        ("--store-partial-tails", "0", "store_partial_tails", False),
+        ("--default-retention-priority", "high", "default_retention_priority", 80),
+        ("--default-retention-priority", "7", "default_retention_priority", 7),
+        ("--device-memory-utilization", "1", "device_memory_utilization", 1.0),
+        ("--max-tokens", "none", "max_tokens", None),
+        ("--kv-cache-format", "null", "kv_cache_format", None),
+        ("--window-size-shares", "[0.4, 0.6]", "window_size_shares", (0.4, 0.6)),
+        ("--kv-connector-config", "none", "kv_connector_config", None),
+        (
+            "--kv-connector-config",
+            "rust_tiered",
+            "kv_connector_config",
+            KVConnectorConfig(type="rust_tiered"),
+        ),
+    ],
+)
+def test_text_says_a_value_of_the_fields_type(flag: str, text: str, field: str, value: object) -> None:
+    assert getattr(KVCacheConfig.from_args([flag, text]), field) == value
+
+
+def test_a_variable_without_text_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEKEEPER_MAX_TOKENS", "")
+    assert KVCacheConfig.from_args([]).max_tokens is None
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "{}"])
+def test_a_file_may_say_nothing(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "cache.yaml"
+    file.write_text(content)
+    assert KVCacheConfig.from_args(["--config", str(file)]) == KVCacheConfig()
+
+
+# What is refused
+
+
+def test_a_bad_value_is_told_with_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cache.yaml"
+    file.write_text("max_tokens: many\n")
+    monkeypatch.setenv("PAGEKEEPER_DEVICE_MEMORY_UTILIZATION", "1.5")
+    argv = ["--config", str(file), "--kv-cache-page-size", "0"]
+    assert sorted(refused(argv, layout="heap")) == [
+        "device_memory_utilization=1.5: must be a number above 0 and up to 1 "
+        "(from PAGEKEEPER_DEVICE_MEMORY_UTILIZATION)",
+        "kv_cache_page_size=0: must be a whole number from 1 to 2**31 - 1 (from --kv-cache-page-size)",
+        "layout='heap': must be one of 'auto', 'jenga', 'paged' (given in Python)",
+        f"max_tokens='many': must be a whole number from 1 to 2**31 - 1, or None (from {file})",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--max-tokens", "1e3"], "max_tokens='1e3': must be a whole number from 1 to 2**31 - 1, or None "),
+        (["--enable-prefix-caching", "maybe"], "enable_prefix_caching='maybe': must be True or False "),
+        (["--kv-cache-page-size", "none"], "kv_cache_page_size='none': must be a whole number from 1 "),
+        (["--kv-connector-config", "{type: x}"], "kv_connector_config.type='{type: x}': must be one of "),
+        (
+            ["--kv-connector-config", '{"lanes": 1}'],
+            "kv_connector_config.lanes: unknown; the fields are type",
+        ),
+        (["--kv-cache-hash-seed", "abc"], "kv_cache_hash_seed=<3 characters>: must be 64 hexadecimal digits"),
+    ],
+)
+def test_text_that_says_no_value_of_the_field_is_refused(argv: list[str], said: str) -> None:
+    (line,) = refused(argv)
+    assert line.startswith(said)
+    assert line.endswith(f"(from {argv[0]})")
+
+
+def test_fields_that_do_not_go_together_are_told_with_both_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEKEEPER_ENABLE_PREFIX_CACHING", "false")
+    (line,) = refused(["--kv-connector-config", "rust_tiered"])
+    assert line.startswith(
+        "enable_prefix_caching=False: must be True for kv_connector_config.type='rust_tiered'"
+    )
+    assert line.endswith(
+        "(enable_prefix_caching from PAGEKEEPER_ENABLE_PREFIX_CACHING, "
+        "kv_connector_config from --kv-connector-config)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines"),
+    [
+        (
+            ["--kv-cache-pagesize", "64"],
+            ["'--kv-cache-pagesize': unknown flag; did you mean --kv-cache-page-size?"],
+        ),
+        (["--kv-cache-page", "64"], ["'--kv-cache-page': unknown flag; did you mean --kv-cache-page-size?"]),
+        (["--zzz=1", "--yyy"], ["'--zzz=1': unknown flag", "'--yyy': unknown flag"]),
+        (["model"], ["'model': belongs to no flag"]),
+        (["--max-tokens"], ["argument --max-tokens: expected one argument"]),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_the_one_that_was_meant(argv: list[str], lines: list[str]) -> None:
+    assert refused(argv) == lines
+
+
+def test_an_engine_gets_its_own_flags_back() -> None:
+    argv = ["serve", "--port", "80", "--max-tokens", "9", "--verbose"]
+    config, rest = KVCacheConfig.from_known_args(argv)
+    assert config == KVCacheConfig(max_tokens=9)
+    assert rest == ["serve", "--port", "80", "--verbose"]
+
+
+def test_an_unknown_key_of_a_file_is_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    file = tmp_path / "cache.json"
+    file.write_text('{"page_size": 64, "kv_cache_page_sizes": 64}')
+    assert refused(["--config", str(file)]) == [
+        f"page_size: unknown; did you mean kv_cache_page_size? (from {file})",
+        f"kv_cache_page_sizes: unknown; did you mean kv_cache_page_size? (from {file})",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.yaml", "[1, 2", "cannot be read as YAML or JSON: "),
+        ("a.json", "{", "cannot be read as YAML or JSON: "),
+        ("a.yaml", "[1, 2]", "must hold a mapping of fields to values"),
+        ("a.json", "3", "must hold a mapping of fields to values"),
+        ("a.yaml", b"\xff\xfe\x00", "cannot be read as YAML or JSON: "),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_by_its_name(
+    tmp_path: Path, name: str, content: str | bytes, said: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert refused(["--config", str(file)])[0].startswith(f"--config '{file}': {said}")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert refused(["--config", f"{tmp_path}/no.yaml"]) == [
+        f"--config '{tmp_path}/no.yaml': there is no such file"
+    ]
+
+
+def test_a_variable_that_resembles_a_setting_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PAGEKEEPER_KV_CACHE_PAGESIZE", "64")
+    monkeypatch.setenv("PAGEKEEPER_CPU", "portable")
+    with caplog.at_level(logging.WARNING, "pagekeeper"):
+        assert KVCacheConfig.from_args([]).kv_cache_page_size == 128
+    assert caplog.messages == [
+        "PAGEKEEPER_KV_CACHE_PAGESIZE: no such setting; did you mean PAGEKEEPER_KV_CACHE_PAGE_SIZE?"
+    ]
+
+
+def test_help_tells_of_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        KVCacheConfig.from_args(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    for name in [*DEFAULTS, "config"]:
+        assert f"--{name.replace('_', '-')} " in said
+    assert "(default: 128)" in said

@@ -1,0 +1,171 @@
+"""What a plan says fits, fits (PLAN-3, PLAN-4): caches filled with as many requests as it says."""
+
+import random
+from typing import Any
+
+import pytest
+
+import pagekeeper as pk
+from pagekeeper.params import (
+    ChunkedLocal,
+    KVCacheParams,
+    MHAKVCacheParams,
+    MLAKVCacheParams,
+    MultiKVCacheParams,
+    Recurrent,
+    RecurrentKVCacheParams,
+    RecurrentState,
+    Scratch,
+    SlidingWindow,
+)
+from pagekeeper.planning import plan_cache
+
+LONGEST = 120
+"""Tokens of the longest request that is tried."""
+
+
+class Request:
+    """A request that is served with up to two steps out, until it has all its tokens."""
+
+    def __init__(self, kv: pk.PagedKVCacheManager, draw: random.Random, tokens: int, drafts: int) -> None:
+        self.kv, self.draw, self.tokens, self.drafts = kv, draw, tokens, drafts
+        self.prompt = self.known = draw.choice([1, max(tokens - 1, 1), draw.randint(1, tokens)])
+        content = [draw.randrange(2**31) for _ in range(self.prompt)]
+        self.ctx = pk.TextContext(pk.RequestID(), content, num_draft_tokens=drafts)
+        self.out: list[tuple[int, bool]] = []
+        """For each step out: the tokens that it computes, and whether it brings any."""
+
+    @property
+    def coming(self) -> int:
+        """Tokens that it has when each step that is out and brings any has brought one."""
+        return self.known + sum(brings for _, brings in self.out)
+
+    @property
+    def launched(self) -> int:
+        """Tokens that are computed, or are in a step that is out."""
+        return self.ctx.processed_length + sum(tokens for tokens, _ in self.out)
+
+    @property
+    def can_plan(self) -> bool:
+        return len(self.out) < 2 and self.launched < self.coming < self.tokens
+
+    def plan(self) -> None:
+        self.kv.alloc(self.ctx, num_tokens=self.draw.choice([None, 1, self.draw.randint(1, 40)]))
+        self.kv.runtime_inputs([[self.ctx]])
+        ends = self.launched + self.ctx.active_length == self.coming
+        self.out.append((self.ctx.active_length, ends))
+
+    def step(self) -> None:
+        (_, brings), decodes = self.out.pop(0), self.known > self.prompt
+        accepted = self.draw.randint(0, self.drafts) if decodes else 0
+        count = min(1 + accepted, self.tokens - self.coming) if brings else 0
+        new = [self.draw.randrange(2**31) for _ in range(count)]
+        self.kv.step(self.ctx, new_tokens=new, counts=count)
+        self.known += count
+
+
+def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request], *, may_wait: bool) -> None:
+    """Serves requests that are there all at once, until all have all their tokens.
+
+    Nobody is released before, unless they may wait: then one goes when another finds no room.
+    """
+    for one in alive:
+        kv.claim(one.ctx)
+    gone: list[Request] = []
+    while busy := [one for one in alive if one not in gone and (one.out or one.can_plan)]:
+        one = draw.choice(busy)
+        if one.out and (not one.can_plan or draw.random() < 0.5):
+            one.step()
+            continue
+        try:
+            one.plan()
+        except pk.InsufficientBlocksError:
+            assert may_wait
+            done = [other for other in alive if other not in busy and other not in gone]
+            if done:
+                kv.release(done[0].ctx)
+                gone.append(done[0])
+            else:
+                kv.preempt(one.ctx)
+                one.out.clear()
+    kv.verify()
+    kv.release([one.ctx for one in alive if one not in gone])
+
+
+def group(draw: random.Random, kind: str, common: dict[str, Any]) -> KVCacheParams:
+    """A group of layers of one kind, of some size."""
+    layers = draw.randint(1, 3)
+    state = RecurrentState("ssm", (draw.choice([16, 40]),), "float32")
+    match kind:
+        case "states":
+            kept = Recurrent(draw.choice([None, 4 * common["page_size"]]), draw.choice([False, True]))
+            return RecurrentKVCacheParams(states=[state], num_layers=layers, kind=kept, **common)
+        case "scratch":
+            return RecurrentKVCacheParams(states=[state], num_layers=layers, kind=Scratch(), **common)
+        case "latent":
+            return MLAKVCacheParams(
+                dtype="bfloat16", kv_lora_rank=6, qk_rope_head_dim=2, num_layers=layers, **common
+            )
+    kinds: dict[str, Any] = {
+        "sliding": SlidingWindow(draw.randint(1, 60), draw.choice([0, 0, 3])),
+        "chunked": ChunkedLocal(draw.randint(1, 60)),
+    }
+    chosen = {"kind": kinds[kind]} if kind in kinds else {}
+    return MHAKVCacheParams(
+        dtype="bfloat16", n_kv_heads=draw.randint(1, 2), head_dim=4, num_layers=layers, **chosen, **common
+    )
+
+
+SORTS = [
+    ["full"],
+    ["latent"],
+    ["sliding"],
+    ["chunked"],
+    ["full", "sliding"],
+    ["full", "chunked"],
+    ["sliding", "chunked", "latent"],
+    ["full", "states"],
+    ["full", "sliding", "states", "scratch"],
+]
+
+
+def parameters(draw: random.Random) -> KVCacheParams | MultiKVCacheParams:
+    common = {"page_size": draw.choice([1, 3, 4, 16]), "enable_prefix_caching": draw.random() < 0.5}
+    sorts = draw.choice(SORTS)
+    groups = {sort: group(draw, sort, common) for sort in sorts}
+    if len(groups) == 1 and draw.random() < 0.7:
+        return groups[sorts[0]]
+    return MultiKVCacheParams(groups, layout=draw.choice(["auto", "jenga", "paged"]))
+
+
+@pytest.mark.parametrize("case", range(120))
+def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
+    case: int, first_seed: int
+) -> None:
+    draw = random.Random(first_seed + case)
+    params, batch = parameters(draw), draw.randint(1, 6)
+    keeps_states = isinstance(params, MultiKVCacheParams) and "states" in params
+    drafts = 0 if keeps_states else draw.choice([0, 0, 2, 5])
+    given: dict[str, Any] = {
+        "max_num_input_tokens": draw.choice([None, 1, 8, 30]),
+        "num_draft_tokens": drafts,
+        "length_mix": draw.choice([None, {30: 3, 100: 1}]),
+    }
+    memory = draw.randint(200, 60_000)
+    try:
+        plan = plan_cache(params, memory, batch, **given)
+    except pk.CacheTooSmallError:
+        longest = 0
+    else:
+        longest = plan.longest(LONGEST)
+    if longest:
+        requests = min(plan.concurrency(longest), batch)
+        kv = pk.load_kv_manager(params, batch, longest, None, memory, allocate_pools=False, **given)
+        for _ in range(2):  # the second ones beside what the first ones have left in the cache
+            alive = [Request(kv, draw, longest, drafts) for _ in range(requests)]
+            serve(kv, draw, alive, may_wait=plan.is_shared and params.enable_prefix_caching)
+    if longest < LONGEST:
+        with pytest.raises(pk.CacheTooSmallError) as refused:
+            pk.load_kv_manager(params, batch, longest + 1, None, memory, allocate_pools=False, **given)
+        assert refused.value.max_seq_len_that_fits == longest
+        assert refused.value.needed > refused.value.available == memory
