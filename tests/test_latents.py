@@ -9,7 +9,6 @@ import torch
 import pagekeeper as pk
 from model.engine import claimed, prefilled, row
 from pagekeeper.params import (
-    CrossAttention,
     IndexerKCache,
     KVCacheQuantizationConfig,
 )
@@ -208,11 +207,11 @@ def test_layers_that_differ_are_views_of_the_pool_that_they_are_in() -> None:
     assert [int(kv.get_buffers(layer).count_nonzero()) for layer in range(3)] == [0, 0, 64]
 
 
-def test_layers_that_differ_are_in_no_one_table_of_block_offsets() -> None:
+def test_layers_that_differ_need_block_offsets_for_each_of_their_pools() -> None:
     kv = manager(
         pk.MHAKVCacheParams(dtype="float32", n_kv_heads=[2, 1], head_dim=4, num_layers=2, page_size=4)
     )
-    with pytest.raises(ValueError, match="are in 2 pools"):
+    with pytest.raises(ValueError, match=r"must be int32 \[2, rows, 2, blocks\]"):
         kv.copy_block_offsets(np.zeros((1, 1, 2, 2), np.int32), 0, prefilled(kv, PROMPT[:6]))
 
 
@@ -224,14 +223,3 @@ def test_available_bytes_count_companions() -> None:
 
 def manager_of_bytes(params: pk.KVCacheParams, available_bytes: int) -> pk.PagedKVCacheManager:
     return pk.PagedKVCacheManager(params, available_bytes=available_bytes, max_batch_size=1)
-
-
-# What is not there yet
-
-
-def test_a_manager_refuses_groups_of_kinds_that_it_does_not_serve() -> None:
-    params = pk.MHAKVCacheParams(
-        dtype="float32", n_kv_heads=1, head_dim=4, num_layers=1, page_size=4, kind=CrossAttention()
-    )
-    with pytest.raises(ValueError, match=r"^params.kind=CrossAttention\(.*\): is not there yet"):
-        manager(params)

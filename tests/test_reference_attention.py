@@ -272,7 +272,8 @@ def test_heads_that_cannot_share_are_refused() -> None:
 def test_something_that_is_no_table_is_refused() -> None:
     batch = Batch.random(((3, 1),))
     with pytest.raises(
-        ValueError, match="inputs is a dict: must be one replica's max, vllm, flashinfer or TensorRT tables"
+        ValueError,
+        match="inputs is a dict: must be one replica's max, vllm, flashinfer, TensorRT or cross tables",
     ):
         paged_attention(batch.new(batch.query), unwritten(3, 16), {})  # type: ignore[arg-type]
 

@@ -65,6 +65,7 @@ class TextContext:
         max_new_tokens: int | None = None,
         num_draft_tokens: int = 0,
         beam_width: int = 1,
+        encoder_length: int | None = None,
     ) -> TextContext: ...
     @property
     def request_id(self) -> str | int:
@@ -93,6 +94,9 @@ class TextContext:
     @property
     def beam_width(self) -> int:
         """Requests that this one is forked into, itself among them, as given."""
+    @property
+    def encoder_length(self) -> int | None:
+        """Tokens that an encoder made for layers of cross attention, or None."""
     @property
     def cache_salt(self) -> str | None:
         """The salt; None when there is none."""
@@ -318,6 +322,15 @@ class Ledger:
     def write_states(
         self, batch: Batch, pages: NDArray[np.int32], query_start_loc: NDArray[np.int32], group: int
     ) -> BatchShape: ...
+    def write_cross(
+        self,
+        batch: Batch,
+        memory: RowMemory,
+        table: NDArray[np.uint32],
+        lengths: NDArray[np.int32],
+        query_start_loc: NDArray[np.int32],
+        group: int,
+    ) -> tuple[BatchShape, int]: ...
     def pages(self, batch: Batch, group: int) -> list[NDArray[np.int32]]: ...
     def pages_of(self, request: Request, group: int) -> NDArray[np.int32]: ...
     def slot_mapping(self, request: Request, positions: ArrayLike, group: int) -> NDArray[np.int64]: ...

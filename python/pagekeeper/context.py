@@ -144,4 +144,5 @@ _OPTIONS = (
     "max_new_tokens",
     "num_draft_tokens",
     "beam_width",
+    "encoder_length",
 )

@@ -52,7 +52,6 @@ class Groups:
 
     Raises:
         TypeError: no parameters of a cache.
-        ValueError: a kind of group, or a tier beside several groups, that is not there yet.
     """
 
     def __init__(self, params: KVCacheParams | MultiKVCacheParams) -> None:
@@ -67,10 +66,6 @@ class Groups:
             raise TypeError(
                 f"params: got {type(params).__name__}, must be a KVCacheParams or MultiKVCacheParams"
             )
-        for name, group in zip(self.names or (None,), self.params, strict=True):
-            if isinstance(group.kind, CrossAttention):
-                where = "params.kind" if name is None else f"params[{name!r}].kind"
-                raise ValueError(f"{where}={group.kind}: is not there yet")
 
     @property
     def kinds(self) -> list[GroupKind]:
@@ -222,6 +217,8 @@ class Groups:
                     told.append(("chunked", chunk, 0, count))
                 case Recurrent(snapshot_interval=interval, save_last_snapshot=last):
                     told.append(("recurrent", interval or 0, int(last), count))
+                case CrossAttention():
+                    told.append(("cross", 0, 0, count))
                 case Scratch():
                     told.append(("scratch", 0, 0, count))
                 case _:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagekeeper.params import whole_number
-from pagekeeper.tables import FlashInferTables, MaxTables, Tables, TensorRTTables, VllmTables
+from pagekeeper.tables import CrossTables, FlashInferTables, MaxTables, Tables, TensorRTTables, VllmTables
 
 try:
     import torch
@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["paged_attention", "write_kv"]
 
-AnyTables: TypeAlias = Tables | TensorRTTables
+AnyTables: TypeAlias = Tables | TensorRTTables | CrossTables
 Indices: TypeAlias = "torch.Tensor | npt.NDArray[Any] | Sequence[int]"
 
 
@@ -48,6 +48,8 @@ def paged_attention(
 
     The KV of the new tokens must be in the pages already (see `write_kv`). Requests may have any number
     of new tokens each: one call serves prefill chunks and decodes together. Each request is computed alone.
+
+    With `CrossTables` each token attends to all tokens of its request's encoder; without any the output is 0.
 
     A block that no new token sees may have the null page, 0 (all ones in TensorRT-LLM's form). A request with
     no other page is padding: it attends to whatever the null page holds.
@@ -121,7 +123,8 @@ def write_kv(
         key: `[total_q, n_kv_heads, head_dim]`, the new tokens of all requests in batch order.
         value: like `key`; None when the pages hold keys alone.
         inputs: one replica's tables. The `"vllm"` form names the cells itself (`slot_mapping`); with the
-            others they are the last ones of each request.
+            others they are the last ones of each request. Of `CrossTables` they are those of the encoders'
+            tokens, all of every request.
         query_start_loc: as for `paged_attention`.
 
     Raises:
@@ -158,9 +161,18 @@ def _new_cells(
         if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < count:
             raise ValueError(f"slot_mapping has a cell outside 0..{count - 1}")
         return slots // page_size, slots % page_size
+    if isinstance(inputs, CrossTables):
+        if sum(_ints(inputs.encoder_lens)) != total_q:
+            raise ValueError(f"encoder_lens: {_ints(inputs.encoder_lens)}, for {total_q} tokens of key")
+        sequences = _sequences(inputs, pages, _ints(inputs.query_start_loc)[-1], None)
+    else:
+        sequences = _sequences(inputs, pages, total_q, query_start_loc)
     cells = [
-        sequence.cells(torch.arange(sequence.past, sequence.kv_len, device=pages.device), page_size)
-        for sequence in _sequences(inputs, pages, total_q, query_start_loc)
+        sequence.cells(
+            torch.arange(0 if sequence.is_encoded else sequence.past, sequence.kv_len, device=pages.device),
+            page_size,
+        )
+        for sequence in sequences
     ]
     if not cells:
         return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
@@ -200,6 +212,8 @@ class _Mask:
 
     def seen(self, sequence: _Sequence, device: torch.device) -> torch.Tensor:
         """Bool `[query_len, kv_len]`: the tokens that each new token sees."""
+        if sequence.is_encoded:
+            return torch.ones(sequence.query_len, sequence.kv_len, dtype=torch.bool, device=device)
         query_at = torch.arange(sequence.past, sequence.kv_len, device=device).unsqueeze(1)
         token_at = torch.arange(sequence.kv_len, device=device)
         seen = token_at <= query_at
@@ -220,6 +234,8 @@ class _Sequence:
     first_query: int
     query_len: int
     kv_len: int
+    is_encoded: bool = False
+    """Whether the pages hold what an encoder made, and nothing of the new tokens."""
 
     @property
     def past(self) -> int:
@@ -243,7 +259,7 @@ def _sequences(
     inputs: AnyTables, pages: torch.Tensor, total_q: int, query_start_loc: Indices | None
 ) -> list[_Sequence]:
     """Reads any table form into sequences, checked against the pool and the query."""
-    page_size = pages.shape[2]
+    page_size, is_encoded = pages.shape[2], isinstance(inputs, CrossTables)
     starts, kv_lens, rows = _read(inputs, pages, total_q, query_start_loc)
     if not len(starts) == len(rows) + 1 == len(kv_lens) + 1 or starts[0] != 0 or starts[-1] != total_q:
         raise ValueError(
@@ -253,7 +269,7 @@ def _sequences(
     for row, (ids, kv_len) in enumerate(zip(rows, kv_lens, strict=True)):
         first, last = starts[row], starts[row + 1]
         used = -(-kv_len // page_size)
-        if not 0 <= last - first <= kv_len or used > len(ids):
+        if not 0 <= last - first <= (total_q if is_encoded else kv_len) or used > len(ids):
             raise ValueError(
                 f"row {row}: {last - first} new tokens of {kv_len} in all do not fit {len(ids)} pages "
                 f"of {page_size} tokens"
@@ -261,7 +277,7 @@ def _sequences(
         ids = ids[:used]
         if used and not 0 <= int(ids.min()) <= int(ids.max()) < len(pages):
             raise ValueError(f"row {row}: page ids {ids.tolist()} are not all in 0..{len(pages) - 1}")
-        sequences.append(_Sequence(row, ids, first, last - first, kv_len))
+        sequences.append(_Sequence(row, ids, first, last - first, kv_len, is_encoded))
     return sequences
 
 
@@ -273,6 +289,9 @@ def _read(
     if isinstance(inputs, VllmTables):
         rows = list(_int64(inputs.block_table, device))
         return _ints(inputs.query_start_loc), _ints(inputs.seq_lens), rows
+    if isinstance(inputs, CrossTables):
+        rows = list(_int64(inputs.block_table, device))
+        return _ints(inputs.query_start_loc), _ints(inputs.encoder_lens), rows
     if isinstance(inputs, FlashInferTables):
         bounds, indices = _ints(inputs.kv_indptr), _int64(inputs.kv_indices, device)
         rows = [indices[first:last] for first, last in pairwise(bounds)]
@@ -307,7 +326,8 @@ def _read(
         ]
         return _ints(inputs.query_start_loc), kv_lens, rows
     raise ValueError(
-        f"inputs is a {type(inputs).__name__}: must be one replica's max, vllm, flashinfer or TensorRT tables"
+        f"inputs is a {type(inputs).__name__}: "
+        "must be one replica's max, vllm, flashinfer, TensorRT or cross tables"
     )
 
 

@@ -12,13 +12,15 @@ from pagekeeper.context import EngineRequest, RequestID, read_request
 from pagekeeper.groups import Groups
 from pagekeeper.offsets import OffsetLayout
 from pagekeeper.outer_tiers import OuterTiers
-from pagekeeper.params import KVCacheParams, MultiKVCacheParams, Recurrent, Scratch
+from pagekeeper.params import CrossAttention, KVCacheParams, MultiKVCacheParams, Recurrent, Scratch
 from pagekeeper.pools import Pool
 from pagekeeper.slabs import GroupMemory
 from pagekeeper.staging import staging_for
 from pagekeeper.tables import (
     NO_COPIES,
     NO_FILLS,
+    AnyTables,
+    CrossTables,
     FlashInferTables,
     Form,
     KVCacheInputs,
@@ -213,7 +215,8 @@ class RequestCalls:
             One entry a replica, rows in the order of its batch; of several groups each has its own, under its
             name, as `inputs["full"][0]`. An entry is a `MaxTables`, `VllmTables`, `FlashInferTables` or
             `TensorRTTables` of `pagekeeper.tables`, which say shapes and dtypes; groups of states have
-            `StateTables` instead, as `inputs["mamba"].states[0]`. Arrays are numpy's for a cache on the CPU,
+            `StateTables` instead, as `inputs["mamba"].states[0]`, and groups of cross attention
+            `CrossTables`, as `inputs["cross"].cross[0]`. Arrays are numpy's for a cache on the CPU,
             otherwise tensors on its device, whose copies are queued on the current stream.
             They are views of memory that is used again, valid until the second next call in the same form,
             and not to be written.
@@ -395,9 +398,12 @@ class RequestCalls:
                 num_draft_tokens=num_draft_tokens,
                 group=group,
                 of_states=isinstance(params.kind, Recurrent | Scratch),
+                encoder_pages=pages if isinstance(params.kind, CrossAttention) else None,
                 offset_layout=partial(self._offset_layout, group),
             )
-            for group, params in enumerate(self._groups.params)
+            for group, (params, pages) in enumerate(
+                zip(self._groups.params, self._memory.usable_pages, strict=True)
+            )
         )
 
     def _offset_layout(self, group: int) -> OffsetLayout:
@@ -417,9 +423,11 @@ class RequestCalls:
 
 
 def _inputs(
-    form: Form, tables: Tables | StateTables, copies: NDArray[np.int32], fills: NDArray[np.int32] = NO_FILLS
+    form: Form, tables: AnyTables, copies: NDArray[np.int32], fills: NDArray[np.int32] = NO_FILLS
 ) -> KVCacheInputs[Tables]:
     """The inputs of one group."""
     if isinstance(tables, StateTables):
         return KVCacheInputs(form, (), copies, fills, states=(tables,))
+    if isinstance(tables, CrossTables):
+        return KVCacheInputs(form, (), copies, fills, cross=(tables,))
     return KVCacheInputs(form, (tables,), copies, fills)

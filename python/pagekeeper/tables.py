@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pagekeeper.calls import Batch
 
 __all__ = [
+    "CrossTables",
     "FlashInferTables",
     "Form",
     "KVCacheInputs",
@@ -152,7 +153,29 @@ class StateTables:
     max_query_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class CrossTables:
+    """What kernels of cross attention read, in every form.
+
+    Attributes:
+        block_table: page of each block of the encoder's tokens; int32 [batch, columns]. Unused cells hold the
+            null page.
+        encoder_lens: tokens that the encoder made for each request, which all of its tokens read; int32
+            [batch]. 0 without an encoder, and for padding.
+        query_start_loc: where each request's computed tokens begin; int32 [batch + 1].
+        max_query_len: most tokens that this forward computes for one request.
+        max_encoder_len: most tokens of one request's encoder.
+    """
+
+    block_table: Table
+    encoder_lens: Table
+    query_start_loc: Table
+    max_query_len: int
+    max_encoder_len: int
+
+
 Tables: TypeAlias = MaxTables | VllmTables | FlashInferTables | TensorRTTables
+AnyTables: TypeAlias = Tables | StateTables | CrossTables
 _Tables = TypeVar("_Tables", bound=Tables, covariant=True)
 
 
@@ -168,6 +191,7 @@ class KVCacheInputs(Generic[_Tables]):
         replicas: one `MaxTables`, `VllmTables`, `FlashInferTables` or `TensorRTTables` of `pagekeeper.tables`
             a replica. Empty for a group whose pages hold states.
         states: one `StateTables` a replica, for such a group: `inputs["mamba"].states[0].indices`.
+        cross: one `CrossTables` a replica, for a group of cross attention, which has no `replicas` either.
         page_copies: pages to copy before the forward, in this order; int32 [copies, 2], source and
             destination. Mostly empty, and always when the manager has pools: it copies there itself.
         page_fills: pages to zero before that; int32 [pages]. They are new states, and pages that another
@@ -176,7 +200,7 @@ class KVCacheInputs(Generic[_Tables]):
             then: `inputs["full"][0].lookup_table`.
     """
 
-    __slots__ = ("form", "groups", "page_copies", "page_fills", "replicas", "states")
+    __slots__ = ("cross", "form", "groups", "page_copies", "page_fills", "replicas", "states")
 
     def __init__(
         self,
@@ -186,6 +210,7 @@ class KVCacheInputs(Generic[_Tables]):
         page_fills: NDArray[np.int32] = NO_FILLS,
         groups: dict[str, KVCacheInputs[_Tables]] | None = None,
         states: tuple[StateTables, ...] = (),
+        cross: tuple[CrossTables, ...] = (),
     ) -> None:
         self.form = form
         self.replicas = replicas
@@ -193,9 +218,10 @@ class KVCacheInputs(Generic[_Tables]):
         self.page_fills = page_fills
         self.groups = groups or {}
         self.states = states
+        self.cross = cross
 
     def __len__(self) -> int:
-        return len(self.replicas or self.states)
+        return len(self.replicas or self.states or self.cross)
 
     @overload
     def __getitem__(self, replica: int) -> _Tables: ...
@@ -214,6 +240,8 @@ class KVCacheInputs(Generic[_Tables]):
             raise KeyError(f"{replica}: name a group first, one of {', '.join(map(repr, self.groups))}")
         if self.states:
             raise KeyError(f"{replica}: the group's pages hold states, whose tables are `states[{replica}]`")
+        if self.cross:
+            raise KeyError(f"{replica}: the group is of cross attention, with tables `cross[{replica}]`")
         return self.replicas[replica]
 
     def __iter__(self) -> Iterator[_Tables]:
@@ -222,7 +250,8 @@ class KVCacheInputs(Generic[_Tables]):
     def __repr__(self) -> str:
         if self.groups:
             return f"KVCacheInputs(form={self.form!r}, groups={self.groups!r})"
-        tables = f"states={self.states!r}" if self.states else f"replicas={self.replicas!r}"
+        name = "states" if self.states else "cross" if self.cross else "replicas"
+        tables = f"{name}={getattr(self, name)!r}"
         return f"KVCacheInputs(form={self.form!r}, {tables})"
 
 
@@ -237,6 +266,8 @@ class TableWriter:
         num_draft_tokens: most draft tokens of one request.
         group: the number of the group of layers.
         of_states: whether its pages hold states: the tables are `StateTables`, whatever the form.
+        encoder_pages: most pages of an encoder's tokens, for a group of cross attention: the tables are
+            `CrossTables`, whatever the form. None for others.
         offset_layout: how the group's pages become entries of TensorRT-LLM's tables; raises `ValueError`
             where they cannot.
     """
@@ -250,20 +281,22 @@ class TableWriter:
         num_draft_tokens: int = 0,
         group: int = 0,
         of_states: bool = False,
+        encoder_pages: int | None = None,
         *,
         offset_layout: Callable[[], OffsetLayout],
     ) -> None:
         self._offset_layout = offset_layout
-        self.of_states = of_states
+        self._special = _StateBuffer if of_states else _CrossBuffer if encoder_pages is not None else None
         self.num_draft_tokens = num_draft_tokens
         self._group = group
         self._ledger = ledger
-        self._size = _Size(max_batch_size, ledger.max_blocks_per_request(num_draft_tokens), max_tokens)
+        pages = encoder_pages or ledger.max_blocks_per_request(num_draft_tokens)
+        self._size = _Size(max_batch_size, pages, max_tokens)
         self._new_staging = new_staging
         self._buffers: dict[Form, tuple[_Buffer, _Buffer]] = {}
         self._turn: dict[Form, int] = {}
 
-    def write(self, batch: Batch, form: Form) -> tuple[Tables | StateTables, BatchShape]:
+    def write(self, batch: Batch, form: Form) -> tuple[AnyTables, BatchShape]:
         """The tables of `batch`, and how much they and the forward before them take.
 
         See `PagedKVCacheManager.runtime_inputs`.
@@ -283,13 +316,13 @@ class TableWriter:
     def check(self, form: Form) -> None:
         """Raises a ValueError unless there are tables of this form."""
         check_form(form)
-        if form == "tensorrt" and not self.of_states and form not in self._buffers:
+        if form == "tensorrt" and self._special is None and form not in self._buffers:
             self._offset_layout()
 
     def _make(self, form: Form) -> _Buffer:
         try:
-            if self.of_states:
-                return _StateBuffer(self._new_staging(), self._size)
+            if self._special is not None:
+                return self._special(self._new_staging(), self._size)
             if form == "tensorrt":
                 return _TensorRTBuffer(self._new_staging(), self._size, self._offset_layout())
             return _BUFFERS[form](self._new_staging(), self._size)
@@ -319,7 +352,7 @@ class _Buffer(ABC):
         self.staging = staging
 
     @abstractmethod
-    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[Tables | StateTables, BatchShape]: ...
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[AnyTables, BatchShape]: ...
 
 
 class _MaxBuffer(_Buffer):
@@ -407,6 +440,28 @@ class _StateBuffer(_Buffer):
         n, publish = shape.requests, self.staging.publish
         pages, queries = publish(self._pages, n), publish(self._queries, n + 1)
         return StateTables(pages, queries, shape.max_active), shape
+
+
+class _CrossBuffer(_Buffer):
+    def __init__(self, staging: HostStaging, size: _Size) -> None:
+        super().__init__(staging, size)
+        self._memory = RowMemory()
+        self._table = staging.array(size.table, np.int32)
+        self._cells = self._table.view(np.uint32)
+        self._lengths = staging.array(size.rows, np.int32)
+        self._queries = staging.array(size.rows + 1, np.int32)
+
+    def write(self, ledger: Ledger, batch: Batch, group: int) -> tuple[CrossTables, BatchShape]:
+        shape, most = ledger.write_cross(
+            batch, self._memory, self._cells, self._lengths, self._queries, group
+        )
+        n, publish = shape.requests, self.staging.publish
+        table, lengths, queries = (
+            publish(self._table, n),
+            publish(self._lengths, n),
+            publish(self._queries, n + 1),
+        )
+        return CrossTables(table, lengths, queries, shape.max_active, most), shape
 
 
 _BUFFERS: dict[Form, type[_Buffer]] = {

@@ -112,6 +112,7 @@ REQUEST: Arguments = dict(
     dkv_cache_hint=None,
     num_draft_tokens=0,
     beam_width=1,
+    encoder_length=None,
 )
 HASHED: Arguments = PREFIX | dict(page_size=4, algo="ahash64", parent=bytes(8), seed="0" * 64)
 
@@ -642,6 +643,7 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "head_dim": fixed(SIZE | NOTHING),
     "num_layers": fixed(SIZE | NOTHING),
     "kind": fixed(WORD | {"full": "full", "a class": FullAttention, "of states": Recurrent()}),
+    "encoder_length": fixed(SIZE | without(NOTHING, "None")),
     "states": fixed(WORD | {"none": [], "one twice": [STATE, STATE], "without a list": STATE}),
     "shape": fixed(WORD | {"none": [], "[0]": [0], "[-1]": [-1], "[1.0]": [1.0], "a number in it": ["1"]}),
     "snapshot_interval": fixed(SIZE | without(NOTHING, "None")),

@@ -8,7 +8,7 @@ from typing import Any
 from model.keeping import Keeping
 from model.pool import NULL, Content, Group, Pool
 from model.requests import Load, Plan, Request
-from model.windows import Scratch, blocks_behind, is_usable, needed_blocks, release_order
+from model.windows import Cross, Lasting, blocks_behind, is_usable, needed_blocks, release_order
 from model.writing import WRITE_POLICIES
 
 
@@ -227,9 +227,10 @@ class Copying(Keeping):
         request.load = None
         for group, (pool, row) in enumerate(zip(self.pools, request.rows, strict=True)):
             rest = load.rests[group]
-            if isinstance(pool.kind, Scratch):
+            if isinstance(pool.kind, Lasting):
                 row += rest
-                self.page_fills += [(pool, page) for page in rest]
+                if not isinstance(pool.kind, Cross):
+                    self.page_fills += [(pool, page) for page in rest]
                 continue
             for page in reversed(row[load.first : load.end]):
                 pool.let_go(page)
@@ -266,7 +267,7 @@ class Copying(Keeping):
         """Gives back what no token reads that is still to be computed."""
         position = min(request.processed, len(request.known))
         for pool, row in zip(self.pools, request.rows, strict=True):
-            if isinstance(pool.kind, Scratch):
+            if isinstance(pool.kind, Lasting):
                 continue
             for block in sorted(blocks_behind(pool.kind, position, self.page_size)):
                 if row[block]:

@@ -8,7 +8,7 @@ import pagekeeper as pk
 from model.engine import prefilled
 from pagekeeper.params import MultiKVCacheParams, Recurrent, RecurrentKVCacheParams, RecurrentState, Scratch
 
-MANAGER_OPTIONS = {"max_batch_size", "max_seq_len", "max_num_input_tokens", "reserve"}
+MANAGER_OPTIONS = {"allocate_pools", "max_batch_size", "max_seq_len", "max_num_input_tokens", "reserve"}
 
 
 def grouped(

@@ -129,7 +129,9 @@ class Session:
         }
         self.hears = behaviour["event_buffer_max_size"] > 0
         self.index = BlockIndex()
-        self.parts = behaviour["enable_partial_reuse"] and not states
+        self.parts = behaviour["enable_partial_reuse"] and not any(
+            isinstance(group.kind, Recurrent) for group in self.states
+        )
         if tiers:
             behaviour |= self.tier_options()
         options = {"max_num_input_tokens": choose([None, 5, 12]), "reserve": choose(["chunk", "prompt"])}

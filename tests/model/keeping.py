@@ -8,7 +8,7 @@ from model.events import Told
 from model.pool import NULL, Content, Group, Limit, Pool
 from model.requests import Kept, Request, Token
 from model.tails import Tails
-from model.windows import Recurrent, Scratch, is_usable, release_order
+from model.windows import Lasting, Recurrent, is_usable, release_order
 
 
 class Keeping(Tails):
@@ -21,7 +21,7 @@ class Keeping(Tails):
         self.on_duplicate = on_duplicate
         scan_resistant = {"priority_lru": False, "priority_slru": True}[policy]
         self.pools = [Pool(page_size, group, priority, scan_resistant=scan_resistant) for group in groups]
-        leading = [pool for pool in self.pools if not isinstance(pool.kind, Scratch)]
+        leading = [pool for pool in self.pools if not isinstance(pool.kind, Lasting)]
         self.lead = next((pool for pool in leading if pool.keeps_all), leading[0])
         """Whose blocks are counted as the cache's."""
         self.requests: dict[object, Request] = {}
@@ -56,7 +56,7 @@ class Keeping(Tails):
         present = [{block for block in range(reach) if contents[block] in pool.tree} for pool in self.pools]
         if request:
             for pool, row, there in zip(self.pools, request.rows, present, strict=True):
-                if isinstance(pool.kind, Scratch):
+                if isinstance(pool.kind, Lasting):
                     continue
                 there -= {block for block in range(offered) if not row[block]}
                 there |= {block for block in range(offered) if row[block]}
@@ -136,7 +136,7 @@ class Keeping(Tails):
         """Whether the page of a block is for others too: of states the snapshots are."""
         if isinstance(pool.kind, Recurrent):
             return pool.kind.keeps((block + 1) * self.page_size, request.context, self.page_size)
-        return not isinstance(pool.kind, Scratch)
+        return not isinstance(pool.kind, Lasting)
 
     def _meet(self, request: Request, pool: Pool, row: list[int], block: int, kept: Kept | None) -> None:
         """The request has a page for a block that is stored."""
@@ -306,7 +306,8 @@ class Keeping(Tails):
             for content, page in pool.tree.items()
             if content[0] == namespace and len(content[1]) > len(prefix)
             if content[1][: len(prefix)] == prefix and page in pool.idle
-            if not self.is_tail(content) or all(other.tree[content] in other.idle for other in self.pools)
+            if not self.is_tail(content)
+            or all(self.pools[group].tree[content] in self.pools[group].idle for group in self.of_blocks)
         }
 
     def reset(self, orders: Sequence[Sequence[int]]) -> None:

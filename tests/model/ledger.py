@@ -12,7 +12,7 @@ from typing import Any
 from model.planning import Planning
 from model.pool import NULL, Group
 from model.requests import NoRoom, Plan, Request, Retention, Step, Token
-from model.windows import Scratch, blocks_behind, needed_blocks, release_order
+from model.windows import Cross, Lasting, Scratch, blocks_behind, needed_blocks, release_order
 
 
 class Ledger(Planning):
@@ -35,11 +35,19 @@ class Ledger(Planning):
         no_store: bool = False,
         drafts: int = 0,
         retention: Retention | None = None,
+        encoder: int = 0,
     ) -> None:
         rows: list[list[int]] = [[] for _ in self.pools]
-        request = Request(name, namespace, list(tokens), rows, no_read, no_store, drafts, retention)
+        request = Request(name, namespace, list(tokens), rows, no_read, no_store, drafts, retention, encoder)
         self.requests[name] = request
+        self._keep_private(request)
         self.counts["claims"] += 1
+
+    def _keep_private(self, request: Request) -> None:
+        """What depends on an encoder is shared if an image on the first token stands for its input."""
+        named = any(isinstance(token, tuple) for token in request.tokens[:1])
+        if any(isinstance(pool.kind, Cross) for pool in self.pools) and named != (request.encoder > 0):
+            request.no_read = request.no_store = True
 
     def unclaim(self, name: object) -> None:
         """As if it had not been claimed."""
@@ -53,6 +61,10 @@ class Ledger(Planning):
         if not self.has_states(parent, forked.processed, newest=parent.position):
             forked.rows, forked.private = [[] for _ in self.pools], set()
             self._start_over(forked)
+        else:
+            for pool, row, shared in zip(self.pools, forked.rows, parent.rows, strict=True):
+                if isinstance(pool.kind, Cross):
+                    row[:] = shared
         for pool, row in zip(self.pools, forked.rows, strict=True):
             if isinstance(pool.kind, Scratch):
                 row.clear()
@@ -130,7 +142,7 @@ class Ledger(Planning):
         for pool, row, hits, given_back in zip(
             self.pools, request.rows, plan.hits, plan.given_back, strict=True
         ):
-            if isinstance(pool.kind, Scratch):
+            if isinstance(pool.kind, Lasting):
                 continue
             for page in given_back:
                 pool.let_go(page)
@@ -275,6 +287,7 @@ class Ledger(Planning):
         self.drop_states(request, processed)
         self._give_back(request, keep if goes_on else 0, whole if goes_on else 0)
         request.tokens = list(rest)
+        self._keep_private(request)
         if goes_on:
             request.offered = min(request.offered, whole)
             request.processed = processed
@@ -302,7 +315,7 @@ class Ledger(Planning):
         above a page that somebody else stored: no block is evicted before one below it.
         """
         for pool, row in zip(self.pools, request.rows, strict=True):
-            if keep and isinstance(pool.kind, Scratch):
+            if keep and isinstance(pool.kind, Lasting):
                 continue
             for block in release_order(pool.kind, len(row), self.page_size):
                 if block >= keep and row[block]:

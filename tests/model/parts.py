@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from model.copying import Copying
-from model.pool import Content, Group, Pool
+from model.pool import NULL, Content, Group, Pool
 from model.requests import Part, Plan, Request
 from model.tails import is_plain
+from model.windows import Recurrent
 
 
 class Parts(Copying):
@@ -25,7 +26,7 @@ class Parts(Copying):
         **options: Any,
     ) -> None:
         super().__init__(page_size, groups, **options)
-        parts = parts and all(pool.has_blocks for pool in self.pools)
+        parts = parts and not any(isinstance(pool.kind, Recurrent) for pool in self.pools)
         self.parts = parts
         self.copy_parts = copy_parts
         self.stores_tails = parts and tails
@@ -36,7 +37,8 @@ class Parts(Copying):
         The last token known is always computed. `taken` is what others of the batch take over.
         """
         block, rest = divmod(start, self.page_size)
-        if rest or max(request.offered, end) != block or any(len(row) > block for row in request.rows):
+        has_more = any(len(request.rows[group]) > block for group in self.of_blocks)
+        if rest or max(request.offered, end) != block or has_more:
             return None
         known = request.known
         if not is_plain(known[start : start + self.page_size]):
@@ -63,7 +65,8 @@ class Parts(Copying):
         return self._is_idle(content) and content not in taken and not self._leads_on(content)
 
     def _is_idle(self, content: Content) -> bool:
-        return all(pool.tree.get(content) in pool.idle for pool in self.pools)
+        pools = [self.pools[group] for group in self.of_blocks]
+        return all(pool.tree.get(content) in pool.idle for pool in pools)
 
     def _leads_on(self, content: Content) -> bool:
         namespace, tokens = content
@@ -78,7 +81,8 @@ class Parts(Copying):
         for other in before:
             if plan.part and plan.part.takes_over and plan.part == other.part:
                 other.part = plan.part._replace(takes_over=False)
-                other.fresh = [pages + 1 for pages in other.fresh]
+                for group in self.of_blocks:
+                    other.fresh[group] += 1
 
     def takes_over_a_hit(self, plans: Sequence[Plan]) -> bool:
         """Whether a block is to be taken over that is another's hit."""
@@ -93,20 +97,21 @@ class Parts(Copying):
         """Before any page is handed out, so that none of these pages is."""
         for plan in plans:
             if plan.part and not plan.part.takes_over:
-                plan.sources = [pool.tree[plan.part.content] for pool in self.pools]
-                for pool, page in zip(self.pools, plan.sources, strict=True):
-                    pool.touch(page)
+                plan.sources = [pool.tree.get(plan.part.content, NULL) for pool in self.pools]
+                for group in self.of_blocks:
+                    self.pools[group].touch(plan.sources[group])
         for plan in plans:
             if plan.part:
                 self._go_on(plan.request, plan.part, plan.start)
 
     def _go_on(self, request: Request, part: Part, start: int) -> None:
         if part.takes_over:
-            for group, (pool, row) in reversed(list(enumerate(zip(self.pools, request.rows, strict=True)))):
+            for group in reversed(self.of_blocks):
+                pool = self.pools[group]
                 page = pool.tree[part.content]
                 pool.hold(page)
                 pool.forget(page)
-                row.append(page)
+                request.rows[group].append(page)
                 if not self.is_tail(part.content):
                     self.told.removed(group, part.content)
         request.cached += part.run

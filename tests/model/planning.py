@@ -8,7 +8,7 @@ from model.parts import Parts
 from model.pool import NULL, Content, Group, Pool
 from model.requests import NeverRoom, NoRoom, Plan, Request
 from model.states import States
-from model.windows import Recurrent, Scratch, blocks_behind, needed_blocks
+from model.windows import Lasting, Recurrent, blocks_behind, needed_blocks
 
 
 class Planning(Parts, States):
@@ -86,9 +86,11 @@ class Planning(Parts, States):
         for pool in self.pools:
             now = needed_blocks(pool.kind, plan.start, self.page_size).union(written)
             last = needed_blocks(pool.kind, tokens - 1, self.page_size)
-            if isinstance(pool.kind, Recurrent | Scratch):
-                snapshots = isinstance(pool.kind, Recurrent) and (pool.kind.interval or pool.kind.last)
+            if isinstance(pool.kind, Recurrent):
+                snapshots = pool.kind.interval or pool.kind.last
                 now = last = frozenset(range(2 if self.caching and snapshots else 1))
+            elif isinstance(pool.kind, Lasting):
+                now = last = frozenset(range(pool.kind.lasting(request.encoder, self.page_size)))
             if max(len(last), 0 if pool.keeps_all else len(now)) > pool.pages:
                 raise NeverRoom(request.name)
 
@@ -99,7 +101,9 @@ class Planning(Parts, States):
         """
         pool = self.pools[group]
         room, hits, given_back = pool.free, set[int](), set[int]()
-        part = {plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part}
+        part = {
+            plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part and pool.has_blocks
+        }
         kept = {page for plan in plans for page in plan.held(group)} | set(part.values())
         first = None
         for index, plan in enumerate(plans):
@@ -118,7 +122,7 @@ class Planning(Parts, States):
         A part behind the last full block may leave less to need.
         """
         hits, given_back = plan.hits[group], plan.given_back[group]
-        if plan.part is None:
+        if plan.part is None or not self.pools[group].has_blocks:
             return list(hits.values()), given_back
         behind = blocks_behind(self.pools[group].kind, plan.start, self.page_size)
         row = plan.request.rows[group]
@@ -164,8 +168,8 @@ class Planning(Parts, States):
             plan.given_back.append(self._given_back(request, row, pool, end))
             plan.copied.append(False)
             if not pool.has_blocks:
-                fresh = self.fresh_states(pool, row, start)
-                plan.rest.append(fresh if isinstance(pool.kind, Scratch) else 0)
+                fresh = self.fresh_states(request, pool, row, start)
+                plan.rest.append(fresh if isinstance(pool.kind, Lasting) else 0)
                 if load and isinstance(pool.kind, Recurrent):
                     fresh = len(loaded[group]) + 1  # to copy the state to
                 plan.fresh.append(fresh)
@@ -206,7 +210,7 @@ class Planning(Parts, States):
         first, last = plan.first_load, plan.first_load + plan.load
         loaded, bridge = (of(plan.request, first, last) for of in (self.to_load, self.on_device))
         for group, (pool, row) in enumerate(zip(self.pools, plan.request.rows, strict=True)):
-            if isinstance(pool.kind, Scratch):
+            if isinstance(pool.kind, Lasting):
                 continue
             held = max(len(row), plan.end)
             behind = blocks_behind(pool.kind, plan.start, self.page_size)
@@ -228,7 +232,7 @@ class Planning(Parts, States):
 
     def _given_back(self, request: Request, row: Sequence[int], pool: Pool, end: int) -> list[int]:
         """Pages whose place the hits take, the last first; then those that are out of the window there."""
-        if isinstance(pool.kind, Scratch):
+        if isinstance(pool.kind, Lasting):
             return []
         behind = blocks_behind(pool.kind, end * self.page_size, self.page_size)
         blocks = [

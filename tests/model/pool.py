@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from model.windows import Full, Kind, Recurrent, Scratch
+from model.windows import Full, Kind, Lasting, Recurrent
 
 Content = tuple[object, tuple[int | None, ...]]
 """A block's identity: (namespace, all tokens from the first to the block's last)."""
@@ -66,7 +66,7 @@ class Pool:
     @property
     def has_blocks(self) -> bool:
         """Whether a page is a block with its tokens' KV."""
-        return not isinstance(self.kind, Recurrent | Scratch)
+        return not isinstance(self.kind, Recurrent | Lasting)
 
     @property
     def free(self) -> int:

@@ -101,6 +101,8 @@ class Request:
     no_store: bool = False
     drafts: int = 0
     retention: Retention | None = None
+    encoder: int = 0
+    """Tokens that an encoder made for it."""
     prompt: int = 0
     """Tokens that it was claimed with, as far as they are left."""
     context: int = 0

@@ -14,7 +14,7 @@ from model.pool import Limit, Pool
 from model.requests import Kept, NeverRoom, NoRoom, Retention
 from model.stage import MAX_BATCH, NAMESPACES, Stage
 from model.tables import expected_tables
-from model.windows import Full, Recurrent, Scratch
+from model.windows import Cross, Full, Recurrent, Scratch
 
 WRONG = -7
 """What a draft that was not right leaves in its cell."""
@@ -32,13 +32,19 @@ class Serving(Stage, ABC):
         namespace = self.random.choices(range(len(NAMESPACES)), [12, 1, 1, 1, 1])[0]
         tokens = self.prompt()
         image = None
-        if self.random.random() < 0.1:
-            start = self.random.randrange(len(tokens))
+        encoder = (
+            self.random.choice([None, 1, self.page_size, 2 * self.page_size + 1])
+            if self.has_encoder
+            else None
+        )
+        named = encoder is not None and self.random.random() < 0.7
+        if named or self.random.random() < 0.1:
+            start = 0 if named else self.random.randrange(len(tokens))
             image = self.random.randint(1, 2), start, min(self.random.randint(1, 5), len(tokens) - start)
         no_read, no_store = self.random.random() < 0.08, self.random.random() < 0.08
         drafts = 0 if self.keeps_states else self.random.choice([0, 0, 0, 1, 3])
         kept = self.retention(len(tokens)) if self.random.random() < 0.3 else None
-        options = f"{NAMESPACES[namespace]} {image=} {no_read=} {no_store=} {drafts=} {kept}"
+        options = f"{NAMESPACES[namespace]} {image=} {no_read=} {no_store=} {drafts=} {encoder=} {kept}"
         self.note(f"claim #{len(self.live)} {options} {tokens}")
         ctx = pk.TextContext(
             request_id=pk.RequestID(),
@@ -48,6 +54,7 @@ class Serving(Stage, ABC):
             no_read=no_read,
             no_store=no_store,
             num_draft_tokens=drafts,
+            encoder_length=encoder,
             retention=None if kept is None else config_of(kept),
             **NAMESPACES[namespace],
         )
@@ -63,6 +70,7 @@ class Serving(Stage, ABC):
             no_store=no_store,
             drafts=drafts,
             retention=kept,
+            encoder=encoder or 0,
         )
         self.live.append(live)
 
@@ -235,6 +243,9 @@ class Serving(Stage, ABC):
             values = prefix_values(one.namespace, one.atoms(one.truth[:end]))
             assert len(values) == end
             for pool, memory, row in zip(self.model.pools, self.memories, request.rows, strict=True):
+                if isinstance(pool.kind, Cross):
+                    assert len(row) == pool.kind.lasting(request.encoder, self.page_size)
+                    continue
                 if not pool.has_blocks:
                     self.work(one, pool, memory, row[-1], values, start)
                     continue
@@ -279,6 +290,12 @@ class Serving(Stage, ABC):
         self.model.close_step()
         requests = [self.request(one) for one in batch]
         for group, name in enumerate(self.names):
+            if isinstance(self.model.pools[group].kind, Cross):
+                (cross,) = (inputs if name is None else inputs[name]).cross
+                assert cross.encoder_lens.tolist() == [request.encoder for request in requests]
+                rows = [[page for page in row if page] for row in cross.block_table.tolist()]
+                assert rows == [request.rows[group] for request in requests]
+                continue
             if not self.model.pools[group].has_blocks:
                 (states,) = (inputs if name is None else inputs[name]).states
                 assert states.indices.tolist() == [request.rows[group][-1] for request in requests]

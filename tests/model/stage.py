@@ -15,7 +15,7 @@ from model.memory import PageMemory
 from model.pool import Group
 from model.requests import Request
 from model.tier import Tier
-from model.windows import Chunked, Full, Kind, Recurrent, Scratch, Window
+from model.windows import Chunked, Cross, Full, Kind, Lasting, Recurrent, Scratch, Window
 from pagekeeper import params as pkp
 from pagekeeper.params import ChunkedLocal, FullAttention, MultiKVCacheParams, SlidingWindow
 
@@ -35,6 +35,7 @@ KINDS: dict[type[Kind], Callable[[Any], Any]] = {
     Chunked: lambda kind: ChunkedLocal(kind.tokens),
     Recurrent: lambda kind: pkp.Recurrent(kind.interval or None, save_last_snapshot=kind.last),
     Scratch: lambda kind: pkp.Scratch(),
+    Cross: lambda kind: pkp.CrossAttention(),
 }
 """What the user writes for a kind of the model."""
 
@@ -123,7 +124,7 @@ class Stage:
         self.live: list[Live] = []
         self.gone: list[tuple[Any, int]] = []
         """Released contexts with the slots they had."""
-        blocks = [group.pages for group in groups if not isinstance(group.kind, Recurrent | Scratch)]
+        blocks = [group.pages for group in groups if not isinstance(group.kind, Recurrent | Lasting)]
         longest = min(min(blocks, default=70) * self.page_size, 70) * 3 // 4
         stems = 2
         if self.tier is not None:  # more than the pool holds is asked for again
@@ -148,13 +149,19 @@ class Stage:
                 interval = self.random.choice([0, 1, 2, 5]) * self.page_size
                 kinds += [Recurrent(interval, self.random.random() < 0.7)] * 3 + [Scratch()]
             groups.append(Group(self.random.choice(kinds), self.random.randint(3, most)))
-        if all(isinstance(group.kind, Scratch) for group in groups):
+        if self.random.random() < 0.2:
+            groups.append(Group(Cross(), self.random.randint(3, most)))
+        if all(isinstance(group.kind, Lasting) for group in groups):
             groups.append(Group(Full(), most))
         return groups
 
     @property
     def keeps_states(self) -> bool:
         return any(isinstance(group.kind, Recurrent) for group in self.groups)
+
+    @property
+    def has_encoder(self) -> bool:
+        return any(isinstance(group.kind, Cross) for group in self.groups)
 
     def note(self, line: str) -> None:
         self.trace.append(line)

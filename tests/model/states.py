@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from model.copying import Copying
 from model.pool import NULL, Pool
 from model.requests import Plan, Request
-from model.windows import Recurrent, Scratch
+from model.windows import Cross, Lasting, Recurrent
 
 
 class States(Copying):
@@ -32,9 +32,11 @@ class States(Copying):
         states = [row[block] for pool, row in rows if isinstance(pool.kind, Recurrent)]
         return not states or (position % self.page_size == 0 and all(states))
 
-    def fresh_states(self, pool: Pool, row: Sequence[int], start: int) -> int:
+    def fresh_states(self, request: Request, pool: Pool, row: Sequence[int], start: int) -> int:
         """New pages that a forward from `start` on takes, but for copies."""
-        return int(not row if isinstance(pool.kind, Scratch) else start == 0)
+        if isinstance(pool.kind, Lasting):
+            return 0 if row else pool.kind.lasting(request.encoder, self.page_size)
+        return int(start == 0)
 
     def must_copy_state(self, plan: Plan, group: int, leaving: int) -> bool:
         """Whether a forward goes on from a copy of its state: others have it, or are going to."""
@@ -57,9 +59,10 @@ class States(Copying):
         """
         request, pool = plan.request, self.pools[group]
         row, kind = request.rows[group], pool.kind
-        if plan.fresh[group]:
+        for _ in range(plan.fresh[group]):
             row.append(self.take_page(pool))
-            self.page_fills.append((pool, row[-1]))
+            if not isinstance(kind, Cross):
+                self.page_fills.append((pool, row[-1]))
         if not isinstance(kind, Recurrent):
             return
         old, new = self.state_block(plan.start), self.state_block(plan.start + plan.active)

@@ -23,6 +23,11 @@ class Tails(ABC):
     counts: Counter[str]
     stores_tails = False
 
+    @property
+    def of_blocks(self) -> list[int]:
+        """The groups whose pages are blocks."""
+        return [group for group, pool in enumerate(self.pools) if pool.has_blocks]
+
     @abstractmethod
     def publishes(self, request: Request) -> bool:
         """Whether what the request computes is stored."""
@@ -35,16 +40,16 @@ class Tails(ABC):
         return {content: page for content, page in pool.tree.items() if not self.is_tail(content)}
 
     def is_whole(self, content: Content) -> bool:
-        """Whether every group has it."""
-        return all(content in pool.tree for pool in self.pools)
+        """Whether every group of blocks has it."""
+        return all(content in self.pools[group].tree for group in self.of_blocks)
 
     def siblings(self, namespace: object, tokens: Sequence[Token]) -> Iterator[Content]:
-        """What the first group has of the block in which the tokens end, other tokens or longer or shorter.
+        """What the first group of blocks has of the block in which the tokens end, also with other tokens.
 
         Images are no part of it.
         """
         first = (len(tokens) - 1) // self.page_size * self.page_size
-        for content in list(self.pools[0].tree):
+        for content in list(self.pools[self.of_blocks[0]].tree):
             space, other = content
             follows = space == namespace and other[:first] == tuple(tokens[:first])
             if follows and 0 < len(other) - first <= self.page_size and is_plain(other[first:]):
@@ -59,10 +64,11 @@ class Tails(ABC):
             return None
         if request.offered != block or request.over:
             return None
-        if not is_plain(tokens[-rest:]) or any(len(row) <= block for row in request.rows):
+        rows = [request.rows[group] for group in self.of_blocks]
+        if not is_plain(tokens[-rest:]) or any(len(row) <= block for row in rows):
             return None
-        pages = [row[block] for row in request.rows]
-        for pool, page in zip(self.pools, pages, strict=True):
+        pools, pages = [self.pools[group] for group in self.of_blocks], [row[block] for row in rows]
+        for pool, page in zip(pools, pages, strict=True):
             if pool.references[page] != 1 or page in pool.stored:
                 return None
         content = request.namespace, tokens
@@ -70,7 +76,7 @@ class Tails(ABC):
             return None
         shorter = self.longest_tail_in(content)
         kept = request.kept(block, self.page_size)
-        for pool, page in zip(self.pools, pages, strict=True):
+        for pool, page in zip(pools, pages, strict=True):
             pool.store(content, page)
             if kept is not None:
                 pool.retain(page, *kept)

@@ -64,14 +64,34 @@ class Recurrent:
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """Itself: the request has one page to work in."""
+class Lasting:
+    """Itself: the request takes pages once that have nothing to do with its tokens."""
 
     def sees(self, query: Any, token: Any) -> Any:
         return token == query
 
+    def lasting(self, encoder: int, page_size: int) -> int:
+        """How many, where an encoder has made so many tokens for it."""
+        raise NotImplementedError
 
-Kind: TypeAlias = Full | Window | Chunked | Recurrent | Scratch
+
+@dataclass(frozen=True)
+class Scratch(Lasting):
+    """A page to work in."""
+
+    def lasting(self, encoder: int, page_size: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Cross(Lasting):
+    """Pages with all tokens of an encoder."""
+
+    def lasting(self, encoder: int, page_size: int) -> int:
+        return -(-encoder // page_size)
+
+
+Kind: TypeAlias = Full | Window | Chunked | Recurrent | Scratch | Cross
 
 
 @cache

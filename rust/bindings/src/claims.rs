@@ -111,6 +111,7 @@ impl Ledger {
             drafts: context.num_draft_tokens.into(),
             max_new_tokens: context.max_new_tokens.map(|tokens| tokens.try_into().unwrap_or(u32::MAX)),
             beams: context.beam_width.into(),
+            encoder: context.encoder_length.unwrap_or(0),
         };
         if self.config.prefix_caching {
             let passes = 1 + u32::from(sequence.guards.is_some());

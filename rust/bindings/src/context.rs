@@ -47,6 +47,8 @@ pub(crate) const LOST: &str = "lost its tokens in an internal error while it was
 ///     max_new_tokens: most tokens to generate, which schedulers are told of; not enforced.
 ///     num_draft_tokens: draft tokens that each decode step verifies besides the token it computes, 0 to 255.
 ///     beam_width: requests that this one will be forked into, itself among them, which schedulers are told of; 1 to 65535.
+///     encoder_length: tokens that an encoder made for it, which layers of cross attention read; from 1. None: none. Blocks are
+///         shared with other requests only if an item of `mm_items` that covers token 0 names what the encoder was given.
 ///
 /// Raises:
 ///     ValueError: what is out of range, and where.
@@ -82,6 +84,9 @@ pub(crate) struct TextContext {
     /// Requests that this one is forked into, itself among them, as given.
     #[pyo3(get)]
     pub(crate) beam_width: u16,
+    /// Tokens that an encoder made for layers of cross attention, or None.
+    #[pyo3(get)]
+    pub(crate) encoder_length: Option<u32>,
     pub(crate) namespace: NamespaceKey,
     pub(crate) state: Mutex<State>,
 }
@@ -149,6 +154,17 @@ fn beams_from(given: &Bound<'_, PyAny>) -> PyResult<u16> {
     }
 }
 
+/// The argument `encoder_length`.
+fn encoder_length_from(given: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let allowed = "1 to 2**31 - 1, or None";
+    match number_from::<u32>(given, "encoder_length", allowed)? {
+        length if length == 0 || length > i32::MAX.cast_unsigned() => {
+            Err(PyValueError::new_err(format!("encoder_length: {length} is out of range, must be {allowed}")))
+        }
+        length => Ok(length),
+    }
+}
+
 impl TextContext {
     /// Runs `claimed` on the ledger, or `free` on what the context holds itself. `free` runs under the
     /// context's lock, where no Python code may run.
@@ -192,6 +208,7 @@ impl TextContext {
             no_store: self.no_store,
             num_draft_tokens: self.num_draft_tokens,
             beam_width: 1,
+            encoder_length: self.encoder_length,
             retention: self.retention.clone(),
             retention_config: self.retention_config.as_ref().map(|config| config.clone_ref(py)),
             dkv_cache_hint: self.hint(py),
@@ -220,7 +237,7 @@ impl TextContext {
     #[pyo3(signature = (request_id, tokens, max_length = None, *, cache_salt = None, lora_id = None, lora_generation = 0,
                         mm_items = None, prompt_embeds = None, extra_ids = None, token_overrides = None,
                         retention = None, no_read = false, no_store = false, dkv_cache_hint = None, max_new_tokens = None, num_draft_tokens = 0,
-                        beam_width = 1))]
+                        beam_width = 1, encoder_length = None))]
     #[expect(clippy::too_many_arguments, reason = "one Python signature")]
     fn new(
         request_id: Bound<'_, PyAny>,
@@ -240,6 +257,7 @@ impl TextContext {
         max_new_tokens: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = drafts_from)] num_draft_tokens: u8,
         #[pyo3(from_py_with = beams_from)] beam_width: u16,
+        encoder_length: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<TextContext> {
         let mut tokens = tokens_with_room(tokens, "tokens", OUTPUT_ROOM)?;
         // Touch the room now, so that the first output tokens do not wait for the memory.
@@ -290,6 +308,7 @@ impl TextContext {
             dkv_cache_hint,
             num_draft_tokens,
             beam_width,
+            encoder_length: encoder_length.map(encoder_length_from).transpose()?,
             namespace: inputs.namespace,
             state: Mutex::new(Content { tokens, extras: inputs.extras, former: None, cached: 0 }.free()),
         })

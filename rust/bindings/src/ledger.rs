@@ -196,7 +196,9 @@ impl Ledger {
             ));
         }
         if groups.iter().all(|group| group.kind.lasts()) {
-            return Err(PyValueError::new_err("groups: all are scratch; one must keep what tokens leave"));
+            return Err(PyValueError::new_err(
+                "groups: all are scratch or cross; one must keep what tokens leave",
+            ));
         }
         let config = LedgerConfig {
             page_size,
@@ -359,6 +361,7 @@ fn group_from(page_size: u32, kind: &str, tokens: u32, sinks: u32, pages: u32) -
             )));
         }
         "scratch" => GroupKind::Scratch,
+        "cross" => GroupKind::Cross,
         _ if tokens == 0 => {
             return Err(PyValueError::new_err(format!("{kind} of 0 tokens: must be at least 1")));
         }
@@ -366,7 +369,7 @@ fn group_from(page_size: u32, kind: &str, tokens: u32, sinks: u32, pages: u32) -
         "chunked" => GroupKind::Chunked { chunk: tokens },
         _ => {
             return Err(PyValueError::new_err(format!(
-                "kind={kind:?}: must be 'full', 'window', 'chunked', 'recurrent' or 'scratch'"
+                "kind={kind:?}: must be 'full', 'window', 'chunked', 'recurrent', 'scratch' or 'cross'"
             )));
         }
     };

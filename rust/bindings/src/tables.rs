@@ -195,6 +195,28 @@ impl Ledger {
         self.write_tables(batch, group, |ledger, slots| ledger.write_states(group, slots, pages, starts))
     }
 
+    /// Writes the block table, the encoder's lengths and query offsets of a batch; gives also the most of these lengths.
+    fn write_cross(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        memory: &RowMemory,
+        mut table: PyReadwriteArray2<'_, u32>,
+        mut lengths: PyReadwriteArray1<'_, i32>,
+        mut query_start_loc: PyReadwriteArray1<'_, i32>,
+        group: usize,
+    ) -> PyResult<(BatchShape, u32)> {
+        let group = self.group(group)?;
+        let columns = table.shape()[1];
+        let (table, lengths) = (table.as_slice_mut()?, lengths.as_slice_mut()?);
+        let starts = query_start_loc.as_slice_mut()?;
+        let mut most = 0;
+        let shape = self.write_tables(batch, group, |ledger, slots| {
+            most = ledger.write_encoder_lengths(slots, lengths, starts)?;
+            ledger.write_rows(group, slots, &mut memory.0.lock(), table, columns)
+        })?;
+        Ok((shape, most))
+    }
+
     /// The page ids of each request's blocks in a group; 0 for a placeholder.
     fn pages<'py>(
         &self,

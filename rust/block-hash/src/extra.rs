@@ -108,6 +108,11 @@ impl ExtraKeys {
             && self.wide_overrides.is_empty()
     }
 
+    /// Whether a multimodal item covers the first token, so that its digest is in the hash of every block.
+    pub fn names_the_start(&self) -> bool {
+        self.mm_items.next(0) == Some(0)
+    }
+
     /// One past the last token that a multimodal item or prompt embedding covers; 0 without any.
     pub fn reach(&self) -> u64 {
         self.mm_items.reach().max(self.prompt_embeds.reach())

@@ -1,6 +1,7 @@
 //! `alloc`: prefix hits and pages for the next forward, for a whole batch or not at all.
 
 use crate::error::LedgerError;
+use crate::groups::GroupKind;
 use crate::ledger::Ledger;
 use crate::loads::{LoadJob, Presence};
 use crate::planning::{Plan, Scratch};
@@ -217,11 +218,12 @@ impl Ledger {
                     self.take(group, pages.new);
                     let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
                     sequence.row_mut(group).pages.extend(self.taken.iter().map(|taken| taken.page));
-                    if self.config.kind(group).lasts() {
+                    if self.config.kind(group) == GroupKind::Scratch {
                         self.taken.iter().for_each(|taken| self.fills.plan(group, taken.page));
                     }
                 }
                 if plan.partial.is_some_and(|partial| !partial.takes_over)
+                    && self.config.kind(group).has_blocks()
                     && let Some(copy) = copies.next()
                 {
                     self.copy_part(plan.slot, (plan.start / self.config.page_size) as usize, copy);

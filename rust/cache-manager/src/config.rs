@@ -91,11 +91,21 @@ impl LedgerConfig {
         }
     }
 
-    /// Whether parts of blocks are found: not where a group has pages that are no blocks, as of states, which are those
-    /// of the end of a block alone.
+    /// Whether parts of blocks are found: not beside states, which are those of the end of a block alone.
     #[inline]
     pub(crate) fn reuses_partly(&self) -> bool {
-        self.prefix_caching && self.partial_reuse && self.groups.iter().all(|group| group.kind.has_blocks())
+        self.prefix_caching && self.partial_reuse && !self.has_recurrent()
+    }
+
+    /// The groups whose pages are blocks.
+    #[inline]
+    pub(crate) fn of_blocks(&self) -> impl DoubleEndedIterator<Item = GroupId> + '_ {
+        self.group_ids().filter(|&group| self.kind(group).has_blocks())
+    }
+
+    /// The first of them, by which parts of blocks are found.
+    pub(crate) fn first_of_blocks(&self) -> GroupId {
+        self.of_blocks().next().unwrap_or(GroupId::FIRST)
     }
 
     /// Most blocks that one request may have whose decode steps verify so many drafts.
@@ -156,6 +166,11 @@ impl LedgerConfig {
     /// Whether a group keeps states, of which nothing but a snapshot can be gone on from.
     pub fn has_recurrent(&self) -> bool {
         self.groups.iter().any(|group| group.kind.is_recurrent())
+    }
+
+    /// Whether a group reads what an encoder made.
+    pub(crate) fn has_cross(&self) -> bool {
+        self.groups.iter().any(|group| group.kind == GroupKind::Cross)
     }
 
     /// Tokens at whose multiples every group with states keeps a snapshot; 0 without such groups, or if one keeps none

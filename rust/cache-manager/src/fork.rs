@@ -1,10 +1,12 @@
 //! `fork`: another request that goes on from where one stands, on the same pages.
 //!
 //! The child holds every page of its parent that has computed tokens, the partial last one too. Who writes
-//! first into a page that both hold gets a copy of it (`page_copies`).
+//! first into a page that both hold gets a copy of it (`page_copies`). What an encoder made is written no more, and
+//! stays with both.
 
 use crate::config::LedgerConfig;
 use crate::error::LedgerError;
+use crate::groups::GroupKind;
 use crate::ledger::Ledger;
 use crate::sequence::{NewSequence, Sequence};
 use crate::slots::SlotId;
@@ -69,6 +71,7 @@ impl Sequence {
             drafts: self.drafts,
             max_new_tokens: self.max_new_tokens,
             beams: 1,
+            encoder: self.encoder,
         };
         let mut child = Sequence {
             exposed: true,
@@ -84,8 +87,13 @@ impl Sequence {
             return child;
         }
         let blocks = processed.div_ceil(page_size) as usize;
-        for group in config.group_ids().filter(|&group| !config.kind(group).lasts()) {
-            *child.row_mut(group) = self.row(group).fork(blocks);
+        for group in config.group_ids() {
+            let row = self.row(group);
+            *child.row_mut(group) = match config.kind(group) {
+                GroupKind::Scratch => continue,
+                GroupKind::Cross => row.fork(row.pages.len()),
+                _ => row.fork(blocks),
+            };
         }
         Sequence {
             nodes: self.nodes.clone(),

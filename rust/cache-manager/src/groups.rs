@@ -29,6 +29,8 @@ pub enum GroupKind {
     Recurrent(Snapshots),
     /// None: the request has a page to work in, as long as it holds anything.
     Scratch,
+    /// None, but all that an encoder made of another input: pages for its tokens, as long as the request holds anything.
+    Cross,
 }
 
 /// After which tokens a state is kept for other requests.
@@ -88,17 +90,17 @@ impl GroupKind {
             },
             GroupKind::Chunked { chunk } => Needed { sinks: 0, from: at / chunk * chunk / page_size },
             GroupKind::Recurrent(_) => Needed { sinks: 0, from: state_block(at, page_size) },
-            GroupKind::Scratch => Needed { sinks: 0, from: u32::MAX },
+            GroupKind::Scratch | GroupKind::Cross => Needed { sinks: 0, from: u32::MAX },
         }
     }
 
     /// Pages that a request holds while the tokens from `start` up to `end` are computed; of states, the one that is
-    /// kept and the one that is written to.
+    /// kept and the one that is written to. Not of what [lasts](GroupKind::lasting).
     #[inline]
     pub fn held(&self, start: u32, end: u32, page_size: u32) -> u32 {
         match self {
             GroupKind::Recurrent(snapshots) => return 1 + u32::from(snapshots.any()),
-            GroupKind::Scratch => return 1,
+            GroupKind::Scratch | GroupKind::Cross => return 0,
             _ => {}
         }
         let needed = self.needed(start, page_size);
@@ -149,7 +151,17 @@ impl GroupKind {
     /// Whether pages have nothing to do with tokens: a request takes them once, and holds them to the end.
     #[inline]
     pub fn lasts(&self) -> bool {
-        *self == GroupKind::Scratch
+        matches!(self, GroupKind::Scratch | GroupKind::Cross)
+    }
+
+    /// The pages that a request takes once, if it has so many tokens of an encoder: 0 where pages do not last.
+    #[inline]
+    pub(crate) fn lasting(&self, encoder: u32, page_size: u32) -> u32 {
+        match self {
+            GroupKind::Scratch => 1,
+            GroupKind::Cross => encoder.div_ceil(page_size),
+            _ => 0,
+        }
     }
 }
 

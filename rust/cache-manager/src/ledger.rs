@@ -4,6 +4,7 @@ use crate::blocks::BlockReader;
 use crate::config::LedgerConfig;
 use crate::copies::{Copies, CopyEnd};
 use crate::counters::Counters;
+use crate::cross::says_what_it_reads;
 use crate::error::LedgerError;
 use crate::events::EventLog;
 use crate::misses::EvictedKeys;
@@ -89,7 +90,8 @@ impl Ledger {
         let pages: usize = pools.groups().map(|group| pools[group].total() as usize).sum();
         let blocks = if config.prefix_caching { pages } else { 0 };
         Ledger {
-            tree: PrefixTree::new(config.page_size as usize, blocks, config.groups.len() as u8),
+            tree: PrefixTree::new(config.page_size as usize, blocks, config.groups.len() as u8)
+                .found_by(config.first_of_blocks()),
             pools,
             slots: Slots::default(),
             taken: Vec::new(),
@@ -132,9 +134,12 @@ impl Ledger {
     ///
     /// # Errors
     /// A prompt that is empty, longer than the request's own limit, or longer than the ledger's; no slot.
-    pub fn claim(&mut self, new: NewSequence) -> Result<SlotId, Box<RefusedClaim>> {
+    pub fn claim(&mut self, mut new: NewSequence) -> Result<SlotId, Box<RefusedClaim>> {
         if let Err(error) = self.check_claim(&new) {
             return Err(Box::new(RefusedClaim { error, request: new }));
+        }
+        if !says_what_it_reads(&self.config, new.encoder, &new.extras) {
+            (new.no_read, new.no_store) = (true, true);
         }
         let namespace = self.tree.acquire_namespace(&new.namespace);
         let groups = self.config.groups.len();
@@ -186,6 +191,13 @@ impl Ledger {
                 tokens,
                 limit,
                 what: "the manager's max_seq_len",
+            });
+        }
+        if new.encoder > 0 && !self.config.has_cross() {
+            return Err(LedgerError::OutOfRange {
+                name: "encoder_length",
+                given: new.encoder.into(),
+                allowed: "None: no group is of cross attention".into(),
             });
         }
         if new.drafts > 0 && self.config.has_recurrent() {

@@ -2,6 +2,7 @@
 
 use crate::config::LedgerConfig;
 use crate::copies::let_go;
+use crate::cross::says_what_it_reads;
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::loads::drop_load;
@@ -41,6 +42,9 @@ impl Ledger {
         sequence.tokens.truncate(len as usize);
         // From an item that is cut short on, blocks have another identity than they had.
         let same = sequence.extras.truncate(len as usize).map_or(len, |token| token as u32);
+        if !says_what_it_reads(&self.config, sequence.encoder, &sequence.extras) {
+            (sequence.no_read, sequence.no_store) = (true, true);
+        }
         let full = (same / page_size) as usize;
         sequence.chain.truncate(full);
         if let Some(guards) = &mut sequence.guards {

@@ -23,6 +23,7 @@ mod chunks;
 mod config;
 mod copies;
 mod counters;
+mod cross;
 mod delivery;
 mod drafts;
 mod error;

@@ -11,7 +11,7 @@ use crate::blocks::{BlockReader, Prefix};
 use crate::config::LedgerConfig;
 use crate::copies::{CopyEnd, CopyId, CopyJob, CopyPages, let_go};
 use crate::error::LedgerError;
-use crate::groups::joint_hit;
+use crate::groups::{GroupKind, joint_hit};
 use crate::ledger::{Ledger, parent_after};
 use crate::page_copies::Leaving;
 use crate::planning::{NewPages, Scratch};
@@ -366,7 +366,9 @@ impl Ledger {
         for (group, of_load) in self.config.group_ids().zip(load.rows) {
             let row = sequence.row_mut(group);
             if self.config.kind(group).lasts() {
-                of_load.rest.iter().for_each(|&page| self.fills.plan(group, page));
+                if self.config.kind(group) == GroupKind::Scratch {
+                    of_load.rest.iter().for_each(|&page| self.fills.plan(group, page));
+                }
                 row.pages.extend(of_load.rest);
                 continue;
             }

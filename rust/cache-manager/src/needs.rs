@@ -119,7 +119,7 @@ impl Ledger {
     }
 
     /// Pages that a request holds in the end, all its beams together, and pages that there are: it can never be served
-    /// if the first are more. `None` where that is not so simple: with groups that forget within the length of a
+    /// if the first are more: those of the group that keeps everything, or of what an encoder made if that does not fit. `None` where that is not so simple: with groups that forget within the length of a
     /// sequence, with several that keep everything, and for a request without a limit.
     ///
     /// # Errors
@@ -130,7 +130,8 @@ impl Ledger {
         let forgets = |kind: GroupKind| longest.is_none_or(|longest| kind.needed(longest - 1, 1).from > 0);
         let mut whole = self.config.group_ids().filter(|&group| !self.config.kind(group).forgets());
         let (Some(group), None) = (whole.next(), whole.next()) else { return Ok(None) };
-        let windows = self.config.groups.iter().filter(|group| group.kind.forgets());
+        let windows =
+            self.config.groups.iter().filter(|group| group.kind.forgets() && group.kind != GroupKind::Cross);
         let tokens = sequence.length_limit(&self.config);
         if tokens >= i32::MAX.cast_unsigned() || windows.into_iter().any(|window| forgets(window.kind)) {
             return Ok(None);
@@ -138,7 +139,11 @@ impl Ledger {
         let covered = tokens + 2 * sequence.drafts;
         let beams = sequence.for_other_beams(GroupKind::Full, 0, covered, page_size);
         let required = covered.div_ceil(page_size).saturating_add(beams);
-        Ok(Some((required, self.pools.capacity().available(group))))
+        let capacity = self.pools.capacity();
+        let encoded = self.config.group_ids().filter(|&group| self.config.kind(group) == GroupKind::Cross);
+        let encoded = encoded.map(|group| (sequence.encoder.div_ceil(page_size), capacity.available(group)));
+        let own = (required, capacity.available(group));
+        Ok(Some(encoded.into_iter().find(|(pages, there)| pages > there).unwrap_or(own)))
     }
 
     /// Looks at what comes next for each request, and counts what it is told to.

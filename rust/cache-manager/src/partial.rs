@@ -12,6 +12,7 @@ use crate::page_copies::PageCopy;
 use crate::planning::{NewPages, Plan, Scratch};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
+use crate::tails::is_whole;
 use block_pool::{GroupId, PageId, Pools, Retention};
 use radix_tree::{NodeId, PrefixTree};
 use std::collections::HashMap;
@@ -47,7 +48,7 @@ impl Partial {
         let next = block * page_size..(block + 1) * page_size;
         // What the request has of the block already, or computes of those before it, it keeps.
         let follows = start == next.start && block == sequence.nodes.len() + hit.len();
-        if !follows || sequence.rows.iter().any(|row| row.pages.len() > block) {
+        if !follows || config.of_blocks().any(|group| sequence.row(group).pages.len() > block) {
             return None;
         }
         if sequence.extras.touches(next.start, next.end) {
@@ -57,11 +58,11 @@ impl Partial {
         let tokens = &sequence.tokens[next.start..(next.end - 1).min(known - 1)];
         let is_idle = |node| {
             let page = |group| tree.page(node, group).is_some_and(|page| pools[group].is_evictable(page));
-            config.group_ids().all(page)
+            config.of_blocks().all(page)
         };
         let usable = |node| {
             if config.copy_on_partial_reuse {
-                config.group_ids().all(|group| tree.page(node, group).is_some())
+                is_whole(tree, config, node)
             } else {
                 tree.is_leaf(node) && is_idle(node) && !taken.contains_key(&node)
             }
@@ -81,7 +82,7 @@ impl Partial {
     pub(crate) fn enter(
         &self,
         index: usize,
-        groups: usize,
+        config: &LedgerConfig,
         plans: &mut [Plan],
         pages: &mut [NewPages],
         taken: &mut TakenOver,
@@ -93,7 +94,8 @@ impl Partial {
         if let Some(partial) = &mut plans[before].partial {
             partial.takes_over = false;
         }
-        pages[before * groups..][..groups].iter_mut().for_each(|pages| pages.new += 1);
+        let first = before * config.groups.len();
+        config.of_blocks().for_each(|group| pages[first + group.index()].new += 1);
     }
 }
 
@@ -161,7 +163,7 @@ impl Ledger {
         let key = self.tree.key(node);
         let retention = Retention::from(self.config.priority);
         let Some(sequence) = self.slots.get_mut(slot) else { return };
-        // As for tails, the first group's page last.
+        // As for tails, the page last by which it is found.
         for group in self.config.group_ids().rev() {
             let Some(page) = self.tree.page(node, group) else { continue };
             let pool = &mut self.pools[group];

@@ -247,9 +247,8 @@ impl Ledger {
                 }
             }
             if let Some(partial) = plan.partial {
-                let (groups, Scratch { plans, pages, taken_over, .. }) =
-                    (self.config.groups.len(), &mut *scratch);
-                partial.enter(index, groups, plans, pages, taken_over);
+                let Scratch { plans, pages, taken_over, .. } = &mut *scratch;
+                partial.enter(index, &self.config, plans, pages, taken_over);
             }
             scratch.plans.push(plan);
         }
@@ -417,11 +416,13 @@ impl Ledger {
             } else if kind.is_recurrent() {
                 Ledger::new_state(start)
             } else if kind.lasts() {
-                u32::from(row.pages.is_empty())
+                if row.pages.is_empty() { kind.lasting(sequence.encoder, page_size) } else { 0 }
             } else {
                 blocks_behind(held, covered, page_size)
             };
-            if !plain {
+            if !plain && kind.lasts() {
+                at_most.push(kind.lasting(sequence.encoder, page_size));
+            } else if !plain {
                 // Now, and when the last token is computed.
                 let (now, last) =
                     (kind.held(start, covered, page_size), kind.held(most - 1, most, page_size));

@@ -39,6 +39,8 @@ pub struct NewSequence {
     pub max_new_tokens: Option<u32>,
     /// Requests that it will be forked into, itself among them, for forecasts; at least 1.
     pub beams: u32,
+    /// Tokens of an encoder that its layers of cross attention read; 0 for none.
+    pub encoder: u32,
 }
 
 impl NewSequence {
@@ -58,6 +60,7 @@ impl NewSequence {
             drafts: 0,
             max_new_tokens: None,
             beams: 1,
+            encoder: 0,
         }
     }
 
@@ -129,6 +132,8 @@ pub(crate) struct Sequence {
     pub(crate) max_new_tokens: Option<u32>,
     /// Requests that it stands for: itself, and the forks that are still to come.
     pub(crate) beams: u32,
+    /// Tokens of an encoder that it reads.
+    pub(crate) encoder: u32,
     /// A padding request: its row is all null pages, and nothing of it is read or stored.
     pub(crate) dummy: bool,
 
@@ -207,6 +212,7 @@ impl Sequence {
             drafts: new.drafts,
             max_new_tokens: new.max_new_tokens,
             beams: new.beams,
+            encoder: new.encoder,
             dummy: false,
             rows: smallvec![Row::default(); groups],
             exposed: false,
@@ -291,6 +297,7 @@ impl Sequence {
             drafts,
             max_new_tokens: _, // as it was claimed
             beams,
+            encoder,
             dummy,
             rows,
             exposed,
@@ -317,7 +324,7 @@ impl Sequence {
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);
-        (no_read, no_store, drafts, beams, dummy, rows, exposed, namespace, epoch).hash(hasher);
+        (encoder, no_read, no_store, drafts, beams, dummy, rows, exposed, namespace, epoch).hash(hasher);
         (nodes, anchored, end, blocked, processed, position, prompt, prompt_end, cached).hash(hasher);
         (over, admitted, load, load_failed, suspension, steps_out, dropped, interrupted, last_step)
             .hash(hasher);

@@ -6,6 +6,7 @@ use crate::ledger::Ledger;
 use crate::needs::Next;
 use crate::page_copies::Leaving;
 use crate::planning::Change;
+use crate::sequence::Sequence;
 use block_pool::GroupId;
 
 impl Ledger {
@@ -21,7 +22,7 @@ impl Ledger {
         let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return 0 };
         let beams = sequence.beams.max(1) - 1;
         if self.config.kind(group).lasts() {
-            return beams + u32::from(sequence.row(group).pages.is_empty());
+            return self.needed_to_last(sequence, group);
         }
         let copies = self.goes_on_from_copy(sequence, group, forward.start, !next.hit.is_empty(), leaving);
         let again = two_steps && self.is_snapshot(sequence, group, forward.end);
@@ -37,6 +38,9 @@ impl Ledger {
     /// live page, and the snapshot that each step out went on from.
     pub(crate) fn states_to_completion(&self, next: &Next, group: GroupId, two_steps: bool) -> u32 {
         let (Some(sequence), Some(_)) = (self.slots.get(next.slot), next.forward) else { return 0 };
+        if self.config.kind(group).lasts() {
+            return self.needed_to_last(sequence, group);
+        }
         let steps = (1 + u32::from(two_steps)).max(sequence.steps_out.len() as u32);
         let most = match self.config.kind(group) {
             GroupKind::Recurrent(snapshots) if snapshots.any() => 1 + steps,
@@ -46,5 +50,18 @@ impl Ledger {
         let own =
             sequence.row(group).held().filter(|&(_, page)| pool.refs(page) == 1 && pool.pins(page) == 0);
         (sequence.beams.max(1) - 1 + most).saturating_sub(own.count() as u32)
+    }
+
+    /// Pages that a request takes once, if it has not. To work in each of its beams has some; what an encoder made is for
+    /// all of them.
+    fn needed_to_last(&self, sequence: &Sequence, group: GroupId) -> u32 {
+        let kind = self.config.kind(group);
+        let own = if sequence.row(group).pages.is_empty() {
+            kind.lasting(sequence.encoder, self.config.page_size)
+        } else {
+            0
+        };
+        let beams = if kind == GroupKind::Scratch { sequence.beams.max(1) - 1 } else { 0 };
+        own + beams
     }
 }

@@ -168,18 +168,21 @@ impl Ledger {
     pub(crate) fn verify_states(&self, sequence: &Sequence, group: GroupId) -> Result<(), String> {
         let (row, number) = (sequence.row(group), group.0);
         let lasts = self.config.kind(group).lasts();
-        let expected = if !lasts {
-            sequence.position.div_ceil(self.config.page_size) as usize
-        } else if sequence.steps_out.is_empty() {
-            row.pages.len().min(1) // a fork has none before its first step
+        let expected = if lasts {
+            let lasting = self.config.kind(group).lasting(sequence.encoder, self.config.page_size) as usize;
+            // A fork may have none before its first step.
+            if sequence.steps_out.is_empty() { row.pages.len().min(lasting) } else { lasting }
         } else {
-            1
+            sequence.position.div_ceil(self.config.page_size) as usize
         };
         if row.pages.len() != expected {
             return Err(format!("has {} cells in group {number}, not {expected}", row.pages.len()));
         }
         if expected > 0 && row.page(expected - 1).is_none() {
             return Err(format!("has no live page in group {number}"));
+        }
+        if lasts && row.held().count() < expected {
+            return Err(format!("has a placeholder in group {number}"));
         }
         let kept = state_block(sequence.processed.min(sequence.known()), self.config.page_size);
         match row.held().find(|&(block, _)| !lasts && (block as u32) < kept) {

@@ -265,7 +265,10 @@ impl Ledger {
             return Err(LedgerError::NothingToSuspend { slot });
         }
         let blocks = sequence.processed.div_ceil(self.config.page_size) as usize;
-        let held = |group| sequence.row(group).held().filter(|&(block, _)| block < blocks).collect();
+        let held = |group| {
+            let lasts = self.config.kind(group).lasts();
+            sequence.row(group).held().filter(|&(block, _)| lasts || block < blocks).collect()
+        };
         let held: Held = self.config.group_ids().map(held).collect();
         let awaited =
             |copy: &PageCopy| held[copy.group.index()].iter().any(|&(_, page)| page == copy.destination);

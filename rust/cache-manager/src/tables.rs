@@ -303,7 +303,7 @@ impl Ledger {
         positions.map(place).collect()
     }
 
-    fn planned(&self, slot: SlotId) -> Result<(&Sequence, StepOut), LedgerError> {
+    pub(crate) fn planned(&self, slot: SlotId) -> Result<(&Sequence, StepOut), LedgerError> {
         let sequence = self.sequence(slot)?;
         let out = sequence.steps_out.back().ok_or(sequence.not_planned(slot))?;
         Ok((sequence, *out))

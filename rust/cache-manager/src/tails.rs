@@ -7,13 +7,13 @@
 use crate::config::LedgerConfig;
 use crate::ledger::{Ledger, parent_after};
 use crate::slots::SlotId;
-use block_pool::{NodeLink, PageId, Pools};
+use block_pool::{GroupId, NodeLink, PageId, Pools};
 use radix_tree::{NodeId, PrefixTree};
 use smallvec::SmallVec;
 
 impl Ledger {
     /// Stores the block that the request has computed a part of, if nothing that begins with its tokens is stored.
-    /// Gives its page in the first group. The request gives the page back next.
+    /// Gives its page in the first group of blocks. The request gives the page back next.
     pub(crate) fn store_tail(&mut self, slot: SlotId) -> Option<PageId> {
         let page_size = self.config.page_size as usize;
         let sequence = self.slots.get(slot)?;
@@ -27,8 +27,11 @@ impl Ledger {
         if !stores || !self.publishes(sequence) || sequence.extras.touches(start, computed) {
             return None;
         }
-        let own = |group| {
+        let own = |group: GroupId| {
             let pool = &self.pools[group];
+            if !self.config.kind(group).has_blocks() {
+                return Some(PageId::NULL);
+            }
             sequence.row(group).page(block).filter(|&page| pool.refs(page) == 1 && pool.node(page).is_none())
         };
         let pages: SmallVec<[PageId; 1]> = self.config.group_ids().map(own).collect::<Option<_>>()?;
@@ -37,7 +40,7 @@ impl Ledger {
         let shorter = self.tree.contained_tail(parent, tokens, &[]);
         let node = self.tree.insert_tail(parent, tokens, &[], &pages)?;
         let retention = sequence.retention_of(block, page_size);
-        for (group, &page) in self.config.group_ids().zip(&pages) {
+        for (group, &page) in self.config.group_ids().zip(&pages).filter(|&(_, &page)| page != PageId::NULL) {
             let pool = &mut self.pools[group];
             pool.publish(page, NodeLink(node.0), sequence.last_step);
             if let Some(retention) = retention {
@@ -49,7 +52,7 @@ impl Ledger {
         if let Some(shorter) = shorter {
             self.drop_tail(shorter);
         }
-        Some(pages[0])
+        Some(pages[self.config.first_of_blocks().index()])
     }
 
     /// Forgets a tail; its pages stand for nothing from now on.
@@ -69,9 +72,9 @@ impl Ledger {
     }
 }
 
-/// Whether every group has the node's block.
+/// Whether every group of blocks has the node's.
 pub(crate) fn is_whole(tree: &PrefixTree, config: &LedgerConfig, node: NodeId) -> bool {
-    config.group_ids().all(|group| tree.page(node, group).is_some())
+    config.of_blocks().all(|group| tree.page(node, group).is_some())
 }
 
 /// The block of `node`, which every group has now, takes the place of the tail that it begins with.
@@ -84,7 +87,7 @@ pub(crate) fn replace_tail(tree: &mut PrefixTree, pools: &mut Pools, config: &Le
 }
 
 fn drop_tail(tree: &mut PrefixTree, pools: &mut Pools, config: &LedgerConfig, node: NodeId) {
-    // The first group's page last: by that one a tail is found. A page that was taken from the pool in the same call
+    // The page last by which a tail is found. A page that was taken from the pool in the same call
     // is its taker's to clear.
     for group in config.group_ids().rev() {
         if let Some(page) = tree.page(node, group)

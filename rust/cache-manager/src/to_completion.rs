@@ -256,7 +256,7 @@ impl GroupKind {
     fn fullest(&self, from: u32, to: u32, page_size: u32, mut each: impl FnMut(u32)) {
         each(to);
         match *self {
-            GroupKind::Full | GroupKind::Recurrent(_) | GroupKind::Scratch => {}
+            GroupKind::Full | GroupKind::Recurrent(_) | GroupKind::Scratch | GroupKind::Cross => {}
             GroupKind::Window { window, .. } => {
                 // The window begins at the last token of a page.
                 let behind = (i64::from(to) + 2 - i64::from(window)).rem_euclid(i64::from(page_size)) as u32;

@@ -1,6 +1,6 @@
 //! Blocks that begin as a prompt goes on, and tails: blocks that end before the page does.
 //!
-//! Both are found by tokens. Children with a page of the first group, of a parent that has several, are in
+//! Both are found by tokens, where they have a page of one group ([`PrefixTree::found_by`]). Such children, of a parent that has several, are in
 //! [`Forks`](crate::forks::Forks); an only child, as all but a few nodes are, is compared itself.
 
 use crate::forks::{Siblings, common};
@@ -29,7 +29,7 @@ impl PrefixTree {
     /// Blocks that one [`PrefixTree::longest_partial`] offers to its caller at most.
     pub const MAX_OFFERS: usize = 32;
 
-    /// The block or tail below `parent`, with a page of the first group and equal `extra` keys, that has the
+    /// The block or tail below `parent`, with a page and equal `extra` keys, that has the
     /// most of the next `tokens` from its start on, and is `usable`. Of equally good ones, the first in the
     /// order of their tokens; a tail is before what goes on from it.
     ///
@@ -53,7 +53,7 @@ impl PrefixTree {
     }
 
     /// Stores a tail: fewer tokens than a block below `parent`, with `extra` keys, on a page of each group in
-    /// `pages`, the first not null. `None` if a block or tail with a page begins with all of the tokens.
+    /// `pages`, not null for the one that it is found by. `None` if a block or tail with a page begins with all of the tokens.
     ///
     /// A tail has no key, so that [`PrefixTree::find`] never gives it, and no children. It stays as long as
     /// its pages. [`PrefixTree::contained_tail`] says which one it replaces.
@@ -65,7 +65,7 @@ impl PrefixTree {
         pages: &[PageId],
     ) -> Option<NodeId> {
         debug_assert!((1..self.page_size).contains(&tokens.len()), "a tail is a part of a block");
-        debug_assert!(pages[0] != PageId::NULL, "a tail is found by its page of the first group");
+        debug_assert!(pages[usize::from(self.found_by.0)] != PageId::NULL, "a tail is found by its page");
         let covering = self.longest_partial(parent, tokens, extra, |_| true);
         if covering.is_some_and(|covering| covering.run == tokens.len()) {
             return None;
@@ -123,10 +123,10 @@ impl PrefixTree {
         Some(Family::Many((parent, self.extras.find(extra)?)))
     }
 
-    /// Whether the node has a page of the first group.
+    /// Whether the node has a page of the group that it is found by.
     #[inline]
     pub(crate) fn is_found_by_tokens(&self, node: NodeId) -> bool {
-        self.node(node).page != PageId::NULL
+        self.page(node, self.found_by).is_some()
     }
 
     /// The node has got siblings or its page, and has both.

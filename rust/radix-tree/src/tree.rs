@@ -7,7 +7,7 @@ use crate::namespaces::{NamespaceId, NamespaceKey, Namespaces};
 use crate::node::{NONE, Node, NodeId, PackedExtra, PackedParent, ParentId};
 use crate::partial::tokens_of;
 use block_hash::Token;
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 use memory::{AHEAD, Array, KeyTable, Rows};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -41,7 +41,9 @@ pub struct PrefixTree {
     /// The blocks. Tails are in no table.
     pub(crate) table: KeyTable,
     pub(crate) tails: usize,
-    /// Nodes with siblings and a page of the first group.
+    /// The group by whose pages blocks and tails are found by their tokens.
+    pub(crate) found_by: GroupId,
+    /// Nodes with siblings and a page of that group.
     pub(crate) forks: Forks,
     pub(crate) extras: ExtraKeyStore,
     pub(crate) namespaces: Namespaces,
@@ -64,18 +66,29 @@ impl PrefixTree {
             anchors: HashMap::new(),
             table,
             tails: 0,
+            found_by: GroupId::FIRST,
             forks: Forks::default(),
             extras: ExtraKeyStore::default(),
             namespaces: Namespaces::default(),
         }
     }
 
+    /// The empty tree, whose blocks and tails are found by their tokens where they have a page of `group`; of the first
+    /// group, if nothing is said.
+    #[must_use]
+    pub fn found_by(mut self, group: GroupId) -> PrefixTree {
+        debug_assert!(self.is_empty() && group.0 < self.groups, "said at the start, of a group");
+        self.found_by = group;
+        self
+    }
+
     /// Drops every node and namespace at once. The cost does not grow with the number of blocks, other
     /// than what giving memory back to the allocator costs.
     pub fn clear(&mut self) {
         let (page_size, capacity, groups) = (self.page_size, self.table.capacity(), self.groups);
+        let found_by = self.found_by;
         *self = PrefixTree::new(page_size, 0, groups); // gives back what the new one takes
-        *self = PrefixTree::new(page_size, capacity, groups);
+        *self = PrefixTree::new(page_size, capacity, groups).found_by(found_by);
     }
 
     /// Nodes in the tree.

@@ -15,7 +15,7 @@ fn reads(kind: GroupKind, query: u32, key: u32) -> bool {
             GroupKind::Window { window, sinks } => key < sinks || query - key < window,
             GroupKind::Chunked { chunk } => query / chunk == key / chunk,
             GroupKind::Recurrent(_) => query - key < 2, // the state after the token before it
-            GroupKind::Scratch => query == key,
+            GroupKind::Scratch | GroupKind::Cross => query == key,
         }
 }
 
@@ -24,7 +24,7 @@ fn read_by_later(kind: GroupKind, page_size: u32, hit: u32, block: u32) -> bool 
     let first = hit * page_size;
     // Whatever is read later than a whole period on is read then too.
     let period = match kind {
-        GroupKind::Full | GroupKind::Recurrent(_) | GroupKind::Scratch => 1,
+        GroupKind::Full | GroupKind::Recurrent(_) | GroupKind::Scratch | GroupKind::Cross => 1,
         GroupKind::Window { window, .. } => window,
         GroupKind::Chunked { chunk } => chunk,
     };
@@ -39,6 +39,7 @@ fn kinds() -> impl Strategy<Value = GroupKind> {
         (1u32..20).prop_map(|chunk| GroupKind::Chunked { chunk }),
         Just(GroupKind::Recurrent(Snapshots::default())),
         Just(GroupKind::Scratch),
+        Just(GroupKind::Cross),
     ]
 }
 

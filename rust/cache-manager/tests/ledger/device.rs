@@ -42,7 +42,9 @@ fn reads(kind: GroupKind, query: usize, key: usize) -> bool {
             key <= query && (key < sinks as usize || query - key < window as usize)
         }
         GroupKind::Chunked { chunk } => key <= query && query / chunk as usize == key / chunk as usize,
-        GroupKind::Recurrent(_) | GroupKind::Scratch => unreachable!("its pages have no cells of tokens"),
+        GroupKind::Recurrent(_) | GroupKind::Scratch | GroupKind::Cross => {
+            unreachable!("its pages have no cells of tokens")
+        }
     }
 }
 
