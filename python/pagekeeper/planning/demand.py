@@ -8,7 +8,7 @@ import numpy as np
 
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.groups import Groups
-from pagekeeper.params import KVCacheParams, MultiKVCacheParams, whole_number
+from pagekeeper.params import CrossAttention, KVCacheParams, MultiKVCacheParams, whole_number
 from pagekeeper.slabs import GroupMemory
 
 __all__ = ["Demand"]
@@ -26,7 +26,8 @@ class Demand:
         num_draft_tokens: draft tokens that each of its decode steps verifies.
 
     Raises:
-        ValueError: a number is out of range, or drafts are not there beside one of the groups.
+        ValueError: a number is out of range, drafts are not there beside one of the groups, or a group is of
+            cross attention.
     """
 
     def __init__(
@@ -36,6 +37,12 @@ class Demand:
         num_draft_tokens: int = 0,
     ) -> None:
         self._groups = Groups(params)
+        for kind in self._groups.kinds:
+            if isinstance(kind, CrossAttention):
+                raise ValueError(
+                    f"params: has a group of {kind}, which is not planned yet: its pages are as many as the "
+                    "encoder's tokens need; give total_num_pages"
+                )
         self._chunk = max_num_input_tokens
         if max_num_input_tokens is not None:
             self._chunk = whole_number(max_num_input_tokens, "max_num_input_tokens")
