@@ -264,8 +264,9 @@ def test_an_encoder_may_be_what_a_request_has_no_room_for() -> None:
 
 
 def test_a_plan_does_not_promise_what_an_encoder_may_take() -> None:
-    with pytest.raises(ValueError, match=r"has a group of CrossAttention.*, which is not planned yet"):
+    with pytest.raises(ValueError, match="encoder_length: missing"):
         plan_cache(manager().params, 1 << 20, 4)
+    assert plan_cache(manager().params, 1 << 20, 4, encoder_length=9).pages(1)["cross"] == 3
 
 
 # Tables

@@ -215,8 +215,12 @@ impl Ledger {
                 position += next.part.map_or(0, |part| part.run);
             }
         }
-        if !sequence.dummy && position < sequence.most_tokens(&self.config) {
-            next.forward = Some(sequence.forward(position, most));
+        let forward = sequence.forward(position, most);
+        let held = u64::from(forward.len + sequence.draft_room([].iter()));
+        let room = u64::from(self.config.max_blocks_per_request(sequence.drafts)) * u64::from(page_size);
+        let fits = position < sequence.length_limit(&self.config) && held <= room; // as `alloc` sees it
+        if !sequence.dummy && (fits || position < sequence.most_tokens(&self.config)) {
+            next.forward = Some(forward);
         }
         Ok(next)
     }
