@@ -14,6 +14,7 @@ use crate::partial::{Partial, TakenOver};
 use crate::planning::{Change, Forward, blocks_behind};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
+use crate::suspension::Stage;
 use block_pool::GroupId;
 use radix_tree::NodeId;
 use smallvec::{SmallVec, smallvec};
@@ -311,7 +312,7 @@ impl Sequence {
     fn arrival(&self, page_size: u32) -> u32 {
         match (&self.suspension, &self.load) {
             (Some(suspension), _) => suspension.processed,
-            (None, Some(load)) => (load.first + load.pages.len() as u32) * page_size,
+            (None, Some(load)) => load.end * page_size,
             (None, None) => self.position,
         }
     }
@@ -320,8 +321,10 @@ impl Sequence {
     fn blocks_held(&self, group: GroupId, page_size: u32) -> u32 {
         let held = self.row(group).pages.len() as u32;
         match (&self.suspension, &self.load) {
-            (Some(suspension), _) => suspension.pages,
-            (None, Some(load)) => held.max(self.arrival(page_size) / page_size) + load.rest.len() as u32,
+            (Some(suspension), _) => suspension.rows[group.index()].blocks,
+            (None, Some(load)) => {
+                held.max(self.arrival(page_size) / page_size) + load.rows[group.index()].rest.len() as u32
+            }
             (None, None) => held,
         }
     }
@@ -329,7 +332,9 @@ impl Sequence {
     /// Pages of a group that it takes to come back from where it was set aside.
     fn pages_to_return(&self, group: GroupId) -> u32 {
         match &self.suspension {
-            Some(suspension) if group == GroupId::FIRST => suspension.pages - suspension.pages().len() as u32,
+            Some(suspension) if !matches!(suspension.stage, Stage::Returning(..)) => {
+                suspension.rows[group.index()].pages()
+            }
             _ => 0,
         }
     }
