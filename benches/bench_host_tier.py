@@ -45,7 +45,7 @@ class Copies:
 
     def __init__(self, pool: NDArray[np.uint8]) -> None:
         self.pages = list(range(len(pool)))
-        self.tier = TieredConnector(pages=[pool], host_bytes=pool.nbytes, policy="priority_lru", lanes=1)
+        self.tier = TieredConnector(pages=[[pool]], host_bytes=pool.nbytes, policy="priority_lru", lanes=1)
         self.keys = keys(0, len(pool))
         self.offload()
 

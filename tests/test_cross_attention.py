@@ -13,6 +13,7 @@ import pagekeeper as pk
 from model.engine import claimed, compute
 from model.grouped import grouped, rows, used
 from pagekeeper.params import CrossAttention, FullAttention, MultiKVCacheParams, Recurrent, SlidingWindow
+from pagekeeper.planning import plan_cache
 
 AUDIO, OTHER_AUDIO = [(bytes([1]) * 32, 0, 1)], [(bytes([2]) * 32, 0, 1)]
 PAGES = {"full": 40, "cross": 10}
@@ -260,6 +261,12 @@ def test_an_encoder_may_be_what_a_request_has_no_room_for() -> None:
     fits, too_long = asked(kv, max_new_tokens=10), asked(kv, encoder=21, max_new_tokens=10)
     assert kv.get_request_kv_block_budget(fits) == (5, 40)
     assert kv.get_request_kv_block_budget(too_long) == (6, 5)
+
+
+def test_a_plan_does_not_promise_what_an_encoder_may_take() -> None:
+    with pytest.raises(ValueError, match="encoder_length: missing"):
+        plan_cache(manager().params, 1 << 20, 4)
+    assert plan_cache(manager().params, 1 << 20, 4, encoder_length=9).pages(1)["cross"] == 3
 
 
 # Tables

@@ -23,6 +23,13 @@ STATES_HAPPENED = (
     *("states", "scratch", "hits", "reused_tokens", "evictions", "preemptions", "forks", "page_copies"),
     *("overlapped", "InsufficientBlocksError"),
 )
+TIERS_HAPPENED = (
+    "loaded_blocks",
+    "waits",
+    "resumptions",
+    "connector_host_stored_blocks",
+    "InsufficientBlocksError",
+)
 """What random schedules have to have met, or they would prove little."""
 
 
@@ -46,18 +53,30 @@ def test_every_forward_goes_on_from_the_state_after_the_tokens_before_it(
     assert ONLY or [name for name in STATES_HAPPENED if not happened[name]] == []
 
 
-def play(groups: int, states: int, first_seed: int, sessions: int) -> Counter[str]:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("groups", "states"), [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (2, 2)])
+@pytest.mark.usefixtures("one_thread")
+def test_what_comes_back_from_host_and_disk_is_what_each_group_had(
+    groups: int, states: int, first_seed: int, long_run: bool
+) -> None:
+    happened = play(groups, states, first_seed, 1000 if long_run else 8, tiers=True)
+    assert ONLY or [name for name in TIERS_HAPPENED if not happened[name]] == []
+
+
+def play(groups: int, states: int, first_seed: int, sessions: int, *, tiers: bool = False) -> Counter[str]:
     """Plays so many sessions, and counts what happened."""
     seeds = [int(ONLY)] if ONLY else range(first_seed, first_seed + sessions)
     happened: Counter[str] = Counter()
     for seed in seeds:
-        session = Session(seed, groups, states)
+        session = Session(seed, groups, states, tiers=tiers)
         try:
-            happened += session.run(calls=80)
+            happened += session.run(calls=160 if tiers else 80)
         except Exception as error:
             calls = "\n".join(session.trace)
             error.add_note(
                 f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups, {states} of states\n{calls}"
             )
             raise
+        finally:
+            session.kv.shutdown()
     return happened

@@ -158,6 +158,25 @@ def test_latents_are_stored_once_in_tiers_whatever_the_devices(tmp_path: Path) -
     assert told["host_gb"] == round(1.5 * 1000 * 70_272 * 128 / GIB, 1)
 
 
+def test_an_encoders_tokens_are_the_models(tmp_path: Path) -> None:
+    """Case 140: Whisper large v3 has 1,500 positions, and 448 of its decoder."""
+    whisper = {
+        "model_type": "whisper",
+        "d_model": 1280,
+        "decoder_layers": 32,
+        "decoder_attention_heads": 20,
+        "encoder_layers": 32,
+        "encoder_attention_heads": 20,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whisper))
+    told = planned(tmp_path, "--kv-memory", "8GiB", "--max-model-len", "448", "--kv-cache-page-size", "16")
+    # 94 pages of 16 tokens, of 32 layers of 2 x 20 heads x 64 values x 2 bytes
+    assert told["fixed_bytes_per_request"] == 94 * 16 * 32 * 2 * 20 * 64 * 2 == 246_415_360
+
+
 # Settings
 
 

@@ -8,6 +8,7 @@ import pytest
 import pagekeeper as pk
 from pagekeeper.params import (
     ChunkedLocal,
+    CrossAttention,
     KVCacheParams,
     MHAKVCacheParams,
     MLAKVCacheParams,
@@ -27,11 +28,20 @@ LONGEST = 120
 class Request:
     """A request that is served with up to two steps out, until it has all its tokens."""
 
-    def __init__(self, kv: pk.PagedKVCacheManager, draw: random.Random, tokens: int, drafts: int) -> None:
+    def __init__(
+        self,
+        kv: pk.PagedKVCacheManager,
+        draw: random.Random,
+        tokens: int,
+        drafts: int,
+        encoder_length: int | None,
+    ) -> None:
         self.kv, self.draw, self.tokens, self.drafts = kv, draw, tokens, drafts
         self.prompt = self.known = draw.choice([1, max(tokens - 1, 1), draw.randint(1, tokens)])
         content = [draw.randrange(2**31) for _ in range(self.prompt)]
-        self.ctx = pk.TextContext(pk.RequestID(), content, num_draft_tokens=drafts)
+        self.ctx = pk.TextContext(
+            pk.RequestID(), content, num_draft_tokens=drafts, encoder_length=encoder_length
+        )
         self.out: list[tuple[int, bool]] = []
         """For each step out: the tokens that it computes, and whether it brings any."""
 
@@ -109,6 +119,7 @@ def group(draw: random.Random, kind: str, common: dict[str, Any]) -> KVCachePara
     kinds: dict[str, Any] = {
         "sliding": SlidingWindow(draw.randint(1, 60), draw.choice([0, 0, 3])),
         "chunked": ChunkedLocal(draw.randint(1, 60)),
+        "cross": CrossAttention(),
     }
     chosen = {"kind": kinds[kind]} if kind in kinds else {}
     return MHAKVCacheParams(
@@ -124,6 +135,7 @@ SORTS = [
     ["full", "sliding"],
     ["full", "chunked"],
     ["sliding", "chunked", "latent"],
+    ["full", "cross"],
     ["full", "states"],
     ["full", "sliding", "states", "scratch"],
 ]
@@ -146,9 +158,11 @@ def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
     params, batch = parameters(draw), draw.randint(1, 6)
     keeps_states = isinstance(params, MultiKVCacheParams) and "states" in params
     drafts = 0 if keeps_states else draw.choice([0, 0, 2, 5])
+    encoder_length = 25 if isinstance(params, MultiKVCacheParams) and "cross" in params else None
     given: dict[str, Any] = {
         "max_num_input_tokens": draw.choice([None, 1, 8, 30]),
         "num_draft_tokens": drafts,
+        "encoder_length": encoder_length,
         "length_mix": draw.choice([None, {30: 3, 100: 1}]),
     }
     memory = draw.randint(200, 60_000)
@@ -162,7 +176,7 @@ def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
         requests = min(plan.concurrency(longest), batch)
         kv = pk.load_kv_manager(params, batch, longest, None, memory, allocate_pools=False, **given)
         for _ in range(2):  # the second ones beside what the first ones have left in the cache
-            alive = [Request(kv, draw, longest, drafts) for _ in range(requests)]
+            alive = [Request(kv, draw, longest, drafts, encoder_length) for _ in range(requests)]
             serve(kv, draw, alive, may_wait=plan.is_shared and params.enable_prefix_caching)
     if longest < LONGEST:
         with pytest.raises(pk.CacheTooSmallError) as refused:

@@ -11,6 +11,7 @@ import pagekeeper as pk
 from pagekeeper import CacheTooSmallError, MemoryPlanner, PagedMemoryPlanner
 from pagekeeper.models import HuggingFaceModel
 from pagekeeper.params import (
+    CrossAttention,
     KVCacheParams,
     KVCacheQuantizationConfig,
     MHAKVCacheParams,
@@ -424,3 +425,42 @@ def test_one_size_of_pages_may_be_forced_whatever_the_shards() -> None:
     assert {params.page_size for params in sharded} == {4192}
     for params in sharded:
         assert plan_cache(params, 2**28, 4, max_num_input_tokens=4192).concurrency(10_000) > 1
+
+
+def test_an_encoders_pages_are_set_aside_for_each_request() -> None:
+    """Case 140: 1,500 positions take 94 pages of 16, whatever the decoder's limit."""
+    whisper = MHAKVCacheParams(**SHAPE, num_layers=1, kind=CrossAttention())
+    params = MultiKVCacheParams({"full": FULL, "cross": whisper}, layout="paged")
+    memory = (16 * 94 + 1) * 256 + 101 * 256
+    plan = plan_cache(params, memory, 16, encoder_length=1500)
+    assert plan.num_pages == {"full": 100, "cross": 16 * 94}
+    assert plan.pages(448) == {"full": 28, "cross": 94}
+    assert (plan.concurrency(1), plan.fixed_bytes(448)) == (16, 94 * 256)
+    kv = pk.load_kv_manager(params, 16, 448, None, memory, encoder_length=1500, allocate_pools=False)
+    ctx = pk.TextContext("a", [1, 2], encoder_length=1500)
+    kv.claim(ctx)
+    kv.alloc(ctx)
+    assert len(kv.get_cache_indices(ctx, group="cross")[0]) == 94
+
+
+def test_a_cache_with_cross_attention_is_not_planned_without_the_encoders_tokens() -> None:
+    params = MultiKVCacheParams(
+        {"full": FULL, "cross": MHAKVCacheParams(**SHAPE, num_layers=1, kind=CrossAttention())}
+    )
+    with pytest.raises(ValueError, match="encoder_length: missing"):
+        plan_cache(params, 2**20, 4)
+
+
+def test_shares_for_long_requests_are_those_of_layers_times_windows() -> None:
+    windows = {f"of {size}": (size, layers) for size, layers in ((1024, 1), (4096, 3), (8192, 2))}
+    shape = SHAPE | {"page_size": 1}
+    params = MultiKVCacheParams(
+        {
+            name: MHAKVCacheParams(**shape, num_layers=layers, kind=SlidingWindow(size))
+            for name, (size, layers) in windows.items()
+        },
+        layout="paged",
+    )
+    pages = calculate_max_num_blocks(params, 2**26, 4, length_mix={20_000: 1}, max_num_input_tokens=1)
+    sizes = {name: pages[name] * params[name].bytes_per_page / 2**26 for name in windows}
+    assert list(sizes.values()) == pytest.approx([1 / 29, 12 / 29, 16 / 29], abs=1e-3)

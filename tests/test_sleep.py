@@ -65,6 +65,21 @@ def test_a_cache_whose_pages_are_held_does_not_sleep() -> None:
     cache.kv.verify()
 
 
+def test_copies_planned_for_requests_that_let_go_keep_no_cache_awake() -> None:
+    cache = HostCache()
+    parent = cache.computed(prompt_of(1, 3))
+    child = cache.kv.fork(parent)
+    child.update(7)
+    cache.kv.alloc(child)  # to write beside its parent it gets a copy
+    cache.kv.release([parent, child])
+    cache.settled()
+    cache.kv.sleep()
+    cache.memory = memory_of(8)
+    cache.kv.wake(buffers=[cache.memory])
+    cache.kv.verify()
+    assert cache.kv.take_page_copies().shape == (0, 2)
+
+
 def test_a_sleeping_cache_says_so() -> None:
     cache = HostCache()
     cache.kv.sleep()

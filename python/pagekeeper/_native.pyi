@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagekeeper.calls import Batch, Request
-from pagekeeper.connectors import BlockKey
+from pagekeeper.connectors import BlockHashes, BlockIDs
 from pagekeeper.context import TokenBuffer
 from pagekeeper.counts import ByteCount, MissReason
 from pagekeeper.params import HashAlgorithm
@@ -225,7 +225,14 @@ class Ledger:
     def wanted(self, batch: Batch) -> list[tuple[list[tuple[bytes, bytes]], int, object] | None]: ...
     def alloc_with_loads(
         self, batch: Batch, num_tokens: int | ArrayLike | None, loads: list[int]
-    ) -> list[tuple[int, int, int, list[int]]]: ...
+    ) -> list[tuple[int, int, list[list[int]], list[list[int]]]]: ...
+    def alloc_with_blocks(
+        self,
+        batch: Batch,
+        num_tokens: int | ArrayLike | None,
+        there: list[tuple[int, list[list[bool]]]],
+        only: bool,
+    ) -> list[tuple[int, int, list[list[int]], list[list[int]]]]: ...
     def alloc_from_tier(
         self, batch: Batch, num_tokens: int | ArrayLike | None
     ) -> tuple[int, list[tuple[int, int, Transfer]]]: ...
@@ -243,7 +250,7 @@ class Ledger:
     def is_copying(self, copy: int) -> bool: ...
     def end_copies(self, ended: list[tuple[int, str]]) -> list[int]: ...
     def begin_step(self, now: float | None, ended: list[tuple[int, str]]) -> tuple[int, list[int]]: ...
-    def take_offloads(self) -> list[tuple[int, list[int], list[tuple[bytes, bytes]]]]: ...
+    def take_offloads(self) -> list[tuple[int, list[list[int]], list[list[tuple[bytes, bytes]]]]]: ...
     def start_copy(self, request: Request, first: int, count: int) -> tuple[int, list[int], int]: ...
     def commit(self, request: Request) -> list[bytes]: ...
     def probe(
@@ -261,6 +268,19 @@ class Ledger:
     ) -> tuple[
         int, list[int], int, bytes | None, MissReason | None, int | None, list[tuple[bytes, bytes]]
     ]: ...
+    def probe_with(
+        self,
+        tokens: ArrayLike,
+        there: tuple[int, list[list[bool]]],
+        *,
+        salt: str | None,
+        lora_id: str | int | None,
+        lora_generation: int,
+        mm_items: Iterable[tuple[bytes, int, int]] | None,
+        prompt_embeds: Iterable[tuple[bytes, int, int]] | None,
+        extra_ids: ArrayLike | None,
+        overrides: Iterable[tuple[int, int]] | None,
+    ) -> tuple[int, int]: ...
     def write_max(
         self,
         batch: Batch,
@@ -391,36 +411,34 @@ class TieredConnector:
     def __new__(
         cls,
         *,
-        pages: Sequence[NDArray[np.uint8]],
+        pages: Sequence[Sequence[NDArray[np.uint8]]],
         host_bytes: int | None,
         policy: str,
         lanes: int,
         pin: bool = False,
         numa_node: int | None = None,
-        disk: DiskDirectory | None = None,
+        disk: Sequence[DiskDirectory] | None = None,
         disk_bytes: int | None = None,
         disk_workers: int = 32,
         fsync: str = "batch",
     ) -> TieredConnector: ...
     def release_pages(self) -> None: ...
-    def adopt_pages(self, pages: Sequence[NDArray[np.uint8]]) -> None: ...
+    def adopt_pages(self, pages: Sequence[Sequence[NDArray[np.uint8]]]) -> None: ...
     def lookup(
-        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
-    ) -> list[bool]: ...
+        self, block_hashes: BlockHashes, replica_idx: int = 0, hint: object = None
+    ) -> list[bool] | list[list[bool]]: ...
     def count_cached_prefix(
-        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+        self, block_hashes: BlockHashes, replica_idx: int = 0, hint: object = None
     ) -> tuple[int, int]: ...
     def load(
         self,
-        block_ids: Sequence[int],
-        block_hashes: Sequence[BlockKey],
+        block_ids: BlockIDs,
+        block_hashes: BlockHashes,
         replica_idx: int = 0,
         hint: object = None,
     ) -> Transfer: ...
-    def offload(
-        self, block_ids: Sequence[int], block_hashes: Sequence[BlockKey], replica_idx: int = 0
-    ) -> Transfer: ...
-    def touch(self, block_hashes: Sequence[BlockKey], replica_idx: int = 0) -> None: ...
+    def offload(self, block_ids: BlockIDs, block_hashes: BlockHashes, replica_idx: int = 0) -> Transfer: ...
+    def touch(self, block_hashes: BlockHashes, replica_idx: int = 0) -> None: ...
     def wait_for_loads(self) -> None: ...
     def wait_for_offloads(self) -> None: ...
     def host_byte_count(self, replica_idx: int = 0) -> ByteCount: ...

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from pagekeeper.counts import ByteCount
 from pagekeeper.errors import KVLoadRefused
 from pagekeeper.transfers import CompletedTransfer, KVConnectorTransfer
 
-__all__ = ["BlockKey", "KVConnector", "NullConnector"]
+__all__ = ["BlockHashes", "BlockIDs", "BlockKey", "KVConnector", "NullConnector"]
+
+BlockHashes: TypeAlias = Sequence[Any]
+"""What blocks are, one `BlockKey` each; of several groups one such list a group, in their order."""
+BlockIDs: TypeAlias = Sequence[Any]
+"""Pages of the device pool, one int each; of several groups one such list a group, in their order."""
 
 
 class BlockKey(NamedTuple):
@@ -39,25 +44,28 @@ class KVConnector(Protocol):
     tells the whole story.
 
     `block_ids` are pages of the device pool, `block_hashes` the blocks that they hold, in the same order.
+    With one group of layers both are flat lists. With several they have a list for each group, in the order
+    of the groups: of different lengths, and perhaps empty, where a group does not need all blocks.
     `hint` is the request's `dkv_cache_hint`.
     """
 
-    def lookup(
-        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
-    ) -> Sequence[bool]:
-        """Whether each block is here. Changes nothing."""
+    def lookup(self, block_hashes: BlockHashes, replica_idx: int = 0, hint: object = None) -> Sequence[Any]:
+        """Whether each block is here, in lists like those of `block_hashes`. Changes nothing."""
         ...
 
     def count_cached_prefix(
-        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+        self, block_hashes: BlockHashes, replica_idx: int = 0, hint: object = None
     ) -> tuple[int, int]:
-        """How many leading blocks are here, as (read from host memory, read from disk). Changes nothing."""
+        """How many leading blocks are here, as (read from host memory, read from disk). Changes nothing.
+
+        Of several groups: how many all have; one of them is read from disk if one group's part of it is.
+        """
         ...
 
     def load(
         self,
-        block_ids: Sequence[int],
-        block_hashes: Sequence[BlockKey],
+        block_ids: BlockIDs,
+        block_hashes: BlockHashes,
         replica_idx: int = 0,
         hint: object = None,
     ) -> KVConnectorTransfer:
@@ -72,13 +80,16 @@ class KVConnector(Protocol):
         ...
 
     def offload(
-        self, block_ids: Sequence[int], block_hashes: Sequence[BlockKey], replica_idx: int = 0
+        self, block_ids: BlockIDs, block_hashes: BlockHashes, replica_idx: int = 0
     ) -> KVConnectorTransfer:
         """Begins to copy pages out. They do not change until the transfer is complete."""
         ...
 
-    def touch(self, block_hashes: Sequence[BlockKey], replica_idx: int = 0) -> None:
-        """These blocks, from the first of their prefix on, were used on the device: they count as used."""
+    def touch(self, block_hashes: BlockHashes, replica_idx: int = 0) -> None:
+        """These blocks, from the first of their prefix on, were used on the device: they count as used.
+
+        Of several groups each gets the whole prefix, also blocks that it does not keep.
+        """
         ...
 
     def wait_for_loads(self) -> None:
@@ -113,22 +124,20 @@ class KVConnector(Protocol):
 class NullConnector:
     """No outer tier: nothing is found, nothing is kept. A start for connectors that need only some calls."""
 
-    def lookup(
-        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
-    ) -> Sequence[bool]:
+    def lookup(self, block_hashes: BlockHashes, replica_idx: int = 0, hint: object = None) -> Sequence[Any]:
         """Nothing is here."""
-        return [False] * len(block_hashes)
+        return [[False] * len(one) if isinstance(one, list) else False for one in block_hashes]
 
     def count_cached_prefix(
-        self, block_hashes: Sequence[BlockKey], replica_idx: int = 0, hint: object = None
+        self, block_hashes: BlockHashes, replica_idx: int = 0, hint: object = None
     ) -> tuple[int, int]:
         """No block. Override it together with `lookup`: probes ask it alone, from any thread."""
         return 0, 0
 
     def load(
         self,
-        block_ids: Sequence[int],
-        block_hashes: Sequence[BlockKey],
+        block_ids: BlockIDs,
+        block_hashes: BlockHashes,
         replica_idx: int = 0,
         hint: object = None,
     ) -> KVConnectorTransfer:
@@ -136,12 +145,12 @@ class NullConnector:
         raise KVLoadRefused("there is no outer tier")
 
     def offload(
-        self, block_ids: Sequence[int], block_hashes: Sequence[BlockKey], replica_idx: int = 0
+        self, block_ids: BlockIDs, block_hashes: BlockHashes, replica_idx: int = 0
     ) -> KVConnectorTransfer:
         """Drops the blocks."""
         return CompletedTransfer()
 
-    def touch(self, block_hashes: Sequence[BlockKey], replica_idx: int = 0) -> None:
+    def touch(self, block_hashes: BlockHashes, replica_idx: int = 0) -> None:
         """Does nothing."""
 
     def wait_for_loads(self) -> None:

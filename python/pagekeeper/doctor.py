@@ -175,8 +175,10 @@ def wipe(directory: Path) -> Wiped:
 
 
 def _ranks(directory: Path) -> list[Path]:
-    ranks = [path for path in directory.iterdir() if re.fullmatch(r"rank-\d+", path.name) and path.is_dir()]
-    return sorted(ranks, key=lambda rank: int(rank.name.removeprefix("rank-")))
+    """Where the stores lie: one a rank, and one more for each further group of layers."""
+    names = [re.fullmatch(r"rank-(\d+)(?:-group-(\d+))?", path.name) for path in directory.iterdir()]
+    places = sorted((int(name[1]), int(name[2] or 0), name[0]) for name in names if name)
+    return [directory / name for *_, name in places if (directory / name).is_dir()]
 
 
 def _nothing_in(directory: Path) -> str:

@@ -267,8 +267,8 @@ class BlockIndex:
         """Leading blocks of a prompt that a request would reuse: those that every group can go on from.
 
         A cache does not reuse the block with a prompt's last token: leave its hash out to get what the cache
-        would answer. Where no group needs any block, as between two chunks of a model without other layers,
-        the cache may go on from more.
+        would answer. Where no group needs the last block of a prefix, as between two chunks of a model
+        without other layers, the cache may go on from more.
 
         Args:
             hashes: the hashes of the prompt's blocks in order, as bytes from `hash_blocks` or as numbers,

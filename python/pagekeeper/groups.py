@@ -164,7 +164,11 @@ class Groups:
         return GroupMemory(ratios, huge_pages, huge_bytes, strides)
 
     def divided_memory(
-        self, available_bytes: int, max_batch_size: int, shares: Mapping[str, Fraction] | None = None
+        self,
+        available_bytes: int,
+        max_batch_size: int,
+        shares: Mapping[str, Fraction] | None = None,
+        encoder_length: int | None = None,
     ) -> GroupMemory:
         """Memory of its own for each group, by `shares`; None: by those of the parameters.
 
@@ -174,7 +178,8 @@ class Groups:
         """
         cache = self._cache
         assert isinstance(cache, MultiKVCacheParams)
-        pages = divide(cache, available_bytes, max_batch_size, shares or shares_of(cache))
+        shares = shares or shares_of(cache)
+        pages = divide(cache, available_bytes, max_batch_size, shares, encoder_length)
         return GroupMemory(tuple(pages.values()))
 
     def _geometry(self, available_bytes: int) -> tuple[int, int, list[tuple[int, int]]]:

@@ -11,7 +11,7 @@ from pagekeeper._native import Ledger
 from pagekeeper.calls import check_replica, text
 from pagekeeper.connectors import KVConnector, NullConnector
 from pagekeeper.counts import BlockCount, ByteCount
-from pagekeeper.disk_tier import disk_directory
+from pagekeeper.disk_tier import disk_directories
 from pagekeeper.errors import shown
 from pagekeeper.groups import Buffers, Groups
 from pagekeeper.hashing import resolve_seed
@@ -114,21 +114,19 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
             if params.kv_connector_config is not None and params.kv_connector_config.type != "null":
                 raise ValueError("connector, params.kv_connector_config: both are given, must be one")
         config = params.kv_connector_config
-        if not self._groups.is_plain and (connector or (config is not None and config.type != "null")):
-            raise ValueError("connector, kv_connector_config: windows and several groups have no tiers yet")
         self._pools = ()
         if allocate_pools or buffers is not None:
             self._pools = self._groups.make_pools(memory, buffers)
         self._has_pool, self._pool_is_adopted = bool(self._pools), buffers is not None
-        self._disk = disk = disk_directory(self._groups.params[0], self.model_name, self.weights_revision)
+        self._disk = disk = disk_directories(self._groups, self.model_name, self.weights_revision)
         try:
-            own_tier = tiered_connector(config, next(iter(self._pools), None), params.eviction_policy, disk)
+            own_tier = tiered_connector(config, self._pools, params.eviction_policy, disk)
         except BaseException:
-            if disk is not None:
-                disk.close()
+            for directory in disk:
+                directory.close()
             raise
         self._connector: KVConnector | None = connector or own_tier
-        self._hash_seed = (disk and disk.seed) or resolve_seed(params)
+        self._hash_seed = (disk[0].seed if disk else None) or resolve_seed(params)
         self._core = Ledger(
             page_size=params.page_size,
             groups=self._groups.native(memory),
@@ -150,8 +148,8 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
                 None
                 if self._connector is None
                 else secrets.token_bytes(32)
-                if disk is None
-                else bytes.fromhex(disk.secret)
+                if not disk
+                else bytes.fromhex(disk[0].secret)
             ),
             tier=own_tier,
             write_policy=params.write_policy,
@@ -166,9 +164,9 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         most = min(self.total_num_pages * params.page_size, self.max_seq_len or 2**31)
         self._tiers: OuterTiers | None = None
         if own_tier is not None:
-            self._tiers = NativeTiers(self._core, own_tier, params.page_size, most)
+            self._tiers = NativeTiers(self._core, own_tier, self._groups, params.page_size, most)
         elif connector is not None:
-            self._tiers = OuterTiers(self._core, connector, params.page_size, most)
+            self._tiers = OuterTiers(self._core, connector, self._groups, params.page_size, most)
         self._tables = self._new_tables(num_draft_tokens=0)
         _log.info(
             "cache of %s: %s pages of %d tokens, %s bytes a page; prefix caching %s",
@@ -320,7 +318,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
                 self._connector = NullConnector()
                 self._tiers.shutdown()  # its copies end while their pages are there
         finally:
-            self._pools, self._has_pool, self._disk = (), False, None
+            self._pools, self._has_pool, self._disk = (), False, []
 
 
 def _limit(given: int | None, name: str) -> int | None:

@@ -7,7 +7,7 @@ left here is what Python is told: transfers, and which requests are ready.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pagekeeper._native import DiskDirectory, TieredConnector
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pagekeeper._native import Ledger, Transfer
     from pagekeeper.calls import Batch
     from pagekeeper.connector_config import KVConnectorConfig
+    from pagekeeper.groups import Groups
     from pagekeeper.params import EvictionPolicy
     from pagekeeper.pools import Pool
 
@@ -30,17 +31,17 @@ _log = logging.getLogger("pagekeeper")
 
 def tiered_connector(
     config: KVConnectorConfig | None,
-    pool: Pool | None,
+    pools: Sequence[Pool],
     policy: EvictionPolicy,
-    disk: DiskDirectory | None = None,
+    disk: Sequence[DiskDirectory] = (),
 ) -> TieredConnector | None:
     """The connector of a configuration; None for `null`.
 
     Args:
         config: a configuration.
-        pool: the device pool.
+        pools: the device pool of each group.
         policy: which block of a tier goes next.
-        disk: where the disk tier is, if there is one.
+        disk: where the disk tier of each group is, if there is one.
 
     Raises:
         ValueError: what is not there yet, a size that does not fit, a NUMA node that is nowhere, or no pool.
@@ -52,19 +53,19 @@ def tiered_connector(
         raise ValueError(
             f"{where}.type={config.type.value!r}: is not there yet; must be 'null' or 'rust_tiered'"
         )
-    if pool is None:
+    if not pools:
         raise ValueError(
             f"{where}.type='rust_tiered': needs the pool that it copies from; "
             "leave out allocate_pools=False, or give buffers"
         )
     return TieredConnector(
-        pages=pool.byte_arrays(),
+        pages=[pool.byte_arrays() for pool in pools],
         host_bytes=_bytes(config.host_offload_max_gb),
         policy=policy.value,
         lanes=config.num_copy_lanes,
         pin=config.host_pin_memory,
         numa_node=config.host_numa_node,
-        disk=disk,
+        disk=disk or None,
         disk_bytes=_bytes(config.disk_offload_max_gb),
         disk_workers=config.num_disk_workers,
         fsync=config.fsync,
@@ -81,12 +82,15 @@ class NativeTiers(OuterTiers):
     Args:
         core: the ledger.
         connector: its tier.
+        groups: the groups of layers of the cache.
         page_size: tokens a block.
         most_tokens: most tokens that one request may have.
     """
 
-    def __init__(self, core: Ledger, connector: TieredConnector, page_size: int, most_tokens: int) -> None:
-        super().__init__(core, connector, page_size, most_tokens)
+    def __init__(
+        self, core: Ledger, connector: TieredConnector, groups: Groups, page_size: int, most_tokens: int
+    ) -> None:
+        super().__init__(core, connector, groups, page_size, most_tokens)
         self._native = connector
         self._ended: dict[int, str] = {}
         """How copies ended that the ledger has not been told of."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pagekeeper._native import Ledger
     from pagekeeper.calls import Batch
+    from pagekeeper.groups import Groups
 
     _Wanted: TypeAlias = tuple[list[tuple[bytes, bytes]], int, object]
     """Keys of a prompt's blocks, how many of them are on the device, and the request's hint."""
@@ -49,12 +50,17 @@ class OuterTiers:
     Args:
         core: the ledger.
         connector: the tiers.
+        groups: the groups of layers of the cache.
         page_size: tokens a block.
         most_tokens: most tokens that one request may have.
     """
 
-    def __init__(self, core: Ledger, connector: KVConnector, page_size: int, most_tokens: int) -> None:
+    def __init__(
+        self, core: Ledger, connector: KVConnector, groups: Groups, page_size: int, most_tokens: int
+    ) -> None:
         self._core = core
+        self._groups = len(groups.params)
+        self._is_plain = groups.is_plain
         self._page_size = page_size
         self._most_tokens = most_tokens
         self._connector = connector
@@ -77,40 +83,46 @@ class OuterTiers:
 
         Without `plan` it only begins loads.
         """
-        wanted = self._core.wanted(batch)
-        loads = [0 if one is None else self._loadable(one[0][one[1] :], one[2]) for one in wanted]
-        return self._alloc(batch, num_tokens, wanted, loads, plan=plan)
+        return self._alloc(batch, num_tokens, self._core.wanted(batch), plan=plan)
 
     def _alloc(
         self,
         batch: Batch,
         num_tokens: int | ArrayLike | None,
         wanted: Sequence[_Wanted | None],
-        loads: list[int],
         *,
         plan: bool,
     ) -> list[KVConnectorTransfer]:
-        """`alloc` of requests that want so much, of which so many blocks are loaded for each."""
+        """`alloc` of requests that want so much."""
         core = self._core
         slots = core.slots(batch)
-        if not plan and not any(loads):
-            return [COMPLETED] * len(slots)
-        jobs = core.alloc_with_loads(batch, num_tokens, loads)
         transfers: list[KVConnectorTransfer] = [COMPLETED] * len(slots)
+        if self._is_plain:
+            loads = [0 if one is None else self.loadable(one[0][one[1] :], one[2]) for one in wanted]
+            if not plan and not any(loads):
+                return transfers
+            jobs = core.alloc_with_loads(batch, num_tokens, loads)
+        else:
+            there = [(0, []) if one is None else self._there(one) for one in wanted]
+            if not plan and not any(any(of_group) for _, lists in there for of_group in lists):
+                return transfers
+            jobs = core.alloc_with_blocks(batch, num_tokens, there, not plan)
         place = {slot: position for position, slot in enumerate(slots)}
         ended: list[int] = []
         try:
-            for slot, first, copy, pages in jobs:
+            for slot, copy, blocks, pages in jobs:
                 keys, _, hint = wanted[place[slot]] or ((), 0, None)
                 self._wait_for(copy, slot)
-                transfer = self._load(copy, pages, _keys(keys[first : first + len(pages)]), hint)
+                lists = [_keys([keys[block] for block in of_group]) for of_group in blocks]
+                transfer = self._load(copy, pages, lists, hint)
                 if transfer is None:
                     del self._loads[copy]
                     ended.append(slot)
                 else:
-                    transfers[place[slot]] = LoadTransfer(copy, pages, transfer)
+                    flat = [page for of_group in pages for page in of_group]
+                    transfers[place[slot]] = LoadTransfer(copy, flat, transfer)
         except BaseException:
-            self._refuse_rest([copy for _, _, copy, _ in jobs])
+            self._refuse_rest([job[1] for job in jobs])
             raise
         if ended and plan:
             bounds = _bounds_of(num_tokens, [place[slot] for slot in ended])
@@ -121,6 +133,10 @@ class OuterTiers:
         self.offload()
         return transfers
 
+    def _by_group(self, lists: list[list[Any]]) -> list[Any]:
+        """As a connector gets what there is one list a group of."""
+        return lists if self._groups > 1 else lists[0]
+
     def _wait_for(self, copy: int, slot: int) -> None:
         """The request under `slot` waits for the load."""
         self._loads[copy] = _Load(self._core.request_id(slot), slot)
@@ -129,7 +145,7 @@ class OuterTiers:
         self,
         tokens: NDArray[np.int32],
         on_device: int,
-        missing: Sequence[tuple[bytes, bytes]],
+        reach: int,
         hint: object,
         *,
         salt: str | None,
@@ -148,7 +164,7 @@ class OuterTiers:
         Args:
             tokens: the prompt, int32.
             on_device: blocks of it that are on the device.
-            missing: keys of its other full blocks.
+            reach: how many leading blocks of it are there in all.
             hint: what the connector gets.
             salt: like the rest, as in `PagedKVCacheManager.prefetch`.
             lora_id: as there.
@@ -161,7 +177,7 @@ class OuterTiers:
         Raises:
             InsufficientBlocksError: no room for them now.
         """
-        blocks = min(on_device + self._loadable(missing, hint), (self._most_tokens - 1) // self._page_size)
+        blocks = min(reach, (self._most_tokens - 1) // self._page_size)
         stored = blocks * self._page_size
         items, embeds = _starting_before(stored, mm_items), _starting_before(stored, prompt_embeds)
         # A block is named by the whole length of what reaches into it.
@@ -184,9 +200,7 @@ class OuterTiers:
         )
         self._core.claim(ctx)
         try:
-            wanted = self._core.wanted(ctx)
-            loads = [0 if one is None else blocks - one[1] for one in wanted]
-            [transfer] = self._alloc(ctx, None, wanted, loads, plan=False)
+            [transfer] = self._alloc(ctx, None, self._core.wanted(ctx), plan=False)
         except InsufficientBlocksError as error:
             self._core.unclaim(ctx)
             raise InsufficientBlocksError(
@@ -206,30 +220,51 @@ class OuterTiers:
             self._core.unclaim(ctx)
         return transfer
 
-    def _loadable(self, missing: Sequence[tuple[bytes, bytes]], hint: object) -> int:
+    def loadable(self, missing: Sequence[tuple[bytes, bytes]], hint: object) -> int:
         """How many of these blocks, which follow those on the device, the connector has without a gap."""
         keys = _keys(missing)
         if not keys:
             return 0
+        [present] = self.lookup([keys], hint)
+        return sum(1 for _ in takewhile(bool, present))
+
+    def _there(self, wanted: _Wanted) -> tuple[int, list[list[bool]]]:
+        """Which blocks behind those on the device the connector has in each group, and the first of them."""
+        keys, on_device, hint = wanted
+        return on_device, self.lookup_all(keys[on_device:], hint)
+
+    def lookup_all(self, keys: Sequence[tuple[bytes, bytes]], hint: object = None) -> list[list[bool]]:
+        """Whether the connector has each of these blocks in each group."""
+        return self.lookup([_keys(keys)] * self._groups, hint)
+
+    def lookup(self, keys: list[list[BlockKey]], hint: object) -> list[list[bool]]:
+        """Whether the connector has each of these blocks, a list a group."""
+        if not any(keys):
+            return [[] for _ in keys]
         try:
-            present = list(islice(self._connector.lookup(keys, 0, hint), len(keys)))
-            leading = sum(1 for _ in takewhile(bool, present))
+            given = self._connector.lookup(self._by_group(keys), 0, hint)
+            answers = [given] if self._groups == 1 else list(islice(given, len(keys)))
+            pairs = zip(answers, keys, strict=False)  # who answers for too few groups has nothing of the rest
+            there = [[bool(one) for one in islice(answer, len(of))] for answer, of in pairs]
         except Exception:
             self._note("lookup")
-            return 0
-        if len(present) < len(keys):
+            return [[] for _ in keys]
+        there += [[] for _ in keys[len(there) :]]
+        answered, asked = sum(map(len, there)), sum(map(len, keys))
+        if answered < asked:
             self._errors += 1
-            _log.error("connector: lookup answered for %d of %d blocks", len(present), len(keys))
-        return leading
+            _log.error("connector: lookup answered for %d of %d blocks", answered, asked)
+        return there
 
     def _load(
-        self, copy: int, pages: list[int], keys: list[BlockKey], hint: object
+        self, copy: int, pages: list[list[int]], keys: list[list[BlockKey]], hint: object
     ) -> KVConnectorTransfer | None:
-        return self._begin(copy, "load", lambda: self._connector.load(pages, keys, 0, hint))
+        blocks = self._by_group(pages), self._by_group(keys)
+        return self._begin(copy, "load", lambda: self._connector.load(*blocks, 0, hint))
 
     def _touch(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         try:
-            self._connector.touch(_keys(keys), 0)
+            self._connector.touch(self._by_group([_keys(keys)] * self._groups), 0)
         except Exception:
             self._note("touch")
 
@@ -240,13 +275,14 @@ class OuterTiers:
         jobs = self._core.take_offloads()
         try:
             for copy, pages, keys in jobs:
-                self._offload(copy, pages, _keys(keys))
+                self._offload(copy, pages, [_keys(of_group) for of_group in keys])
         except BaseException:
             self._refuse_rest([copy for copy, _, _ in jobs])
             raise
 
-    def _offload(self, copy: int, pages: list[int], keys: list[BlockKey]) -> None:
-        self._begin(copy, "offload", lambda: self._connector.offload(pages, keys, 0))
+    def _offload(self, copy: int, pages: list[list[int]], keys: list[list[BlockKey]]) -> None:
+        blocks = self._by_group(pages), self._by_group(keys)
+        self._begin(copy, "offload", lambda: self._connector.offload(*blocks, 0))
 
     # Both
 
@@ -359,7 +395,8 @@ class OuterTiers:
     def count_cached_prefix(self, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, int]:
         """Leading blocks that the tiers have, (host, disk)."""
         try:
-            host, disk = map(index, self._connector.count_cached_prefix(_keys(keys), 0, None))
+            lists = self._by_group([_keys(keys)] * self._groups)
+            host, disk = map(index, self._connector.count_cached_prefix(lists, 0, None))
             if min(host, disk) < 0 or host + disk > len(keys):
                 raise ValueError(f"({host}, {disk}) of {len(keys)} blocks")
         except Exception:

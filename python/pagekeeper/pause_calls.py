@@ -173,7 +173,7 @@ class PauseCalls:
                 raise ValueError("buffers: missing; the pool was given when the manager was made")
             pools = self._groups.make_pools(self._memory, buffers)
             if isinstance(self._connector, TieredConnector):
-                self._connector.adopt_pages(pools[0].byte_arrays())
+                self._connector.adopt_pages([pool.byte_arrays() for pool in pools])
             self._pools, self._pool_is_adopted = pools, buffers is not None
         elif buffers is not None:
             raise ValueError("buffers: the manager was made with allocate_pools=False, or is shut down")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from pagekeeper._native import DiskDirectory, Ledger, TextContext
 from pagekeeper.calls import Batch, Request, check_replica, text
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["PrefixCalls"]
 
 
+class _What(TypedDict):
+    """What a prompt is beside its tokens."""
+
+    salt: str | None
+    lora_id: str | int | None
+    lora_generation: int
+    mm_items: Sequence[tuple[bytes, int, int]]
+    prompt_embeds: Sequence[tuple[bytes, int, int]]
+    extra_ids: ArrayLike | None
+    overrides: Sequence[tuple[int, int]]
+
+
 class PrefixCalls:
     """The part of `PagedKVCacheManager` that is about stored prefixes."""
 
@@ -36,7 +48,7 @@ class PrefixCalls:
     _core: Ledger
     _hash_seed: str | None
     _connector: KVConnector | None
-    _disk: DiskDirectory | None
+    _disk: list[DiskDirectory]
     _tiers: OuterTiers | None
     model_name: str | None
     weights_revision: str | None
@@ -75,16 +87,17 @@ class PrefixCalls:
             ValueError: what is out of range, and where; there is no such replica.
         """
         check_replica(replica_idx)
+        what: _What = {
+            "salt": salt,
+            "lora_id": lora_id,
+            "lora_generation": lora_generation,
+            "mm_items": mm_items,
+            "prompt_embeds": prompt_embeds,
+            "extra_ids": extra_ids,
+            "overrides": overrides,
+        }
         held, by_group, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
-            tokens,
-            salt=salt,
-            lora_id=lora_id,
-            lora_generation=lora_generation,
-            mm_items=mm_items,
-            prompt_embeds=prompt_embeds,
-            extra_ids=extra_ids,
-            overrides=overrides,
-            other_namespaces=other_namespaces,
+            tokens, other_namespaces=other_namespaces, **what
         )
         if self._tiers is None or not rest:
             return PrefixReuseSummary(
@@ -97,10 +110,17 @@ class PrefixCalls:
                 allocated_by_group=tuple(by_group),
             )
         host, disk = self._tiers.count_cached_prefix(rest)
+        if self._groups.is_plain:
+            reusable = min(present + host + disk, (len(TokenBuffer(tokens)) - 1) // self.params.page_size)
+        else:
+            there = (present, self._tiers.lookup_all(rest))
+            reusable, full = self._core.probe_with(tokens, there, **what)
+            disk = min(disk, full - present)
+            host = full - present - disk
         found = host + disk
         return PrefixReuseSummary(
             held,
-            min(present + found, (len(TokenBuffer(tokens)) - 1) // self.params.page_size),
+            reusable,
             rest[found][0] if found < len(rest) else None,
             device_blocks=present,
             host_blocks=host,
@@ -181,8 +201,8 @@ class PrefixCalls:
         self._core.check()  # a broken ledger refuses before the connector forgets
         if self._connector is not None:
             self._connector.reset_prefix_cache()
-        if self._disk is not None and revision is not None:
-            revise(self._disk, self._groups.params[0], self.model_name, revision)
+        if self._disk and revision is not None:
+            revise(self._disk, self._groups, self.model_name, revision)
         self._core.reset_prefix_cache()
         if revision is not None:
             self.weights_revision = revision
@@ -342,23 +362,28 @@ class PrefixCalls:
                 self._core.slots(tokens)
                 return COMPLETED
             return self._tiers.alloc(tokens, None, plan=False)[0]
-        _, _, on_device, *_, missing = self._core.probe(
-            tokens,
-            salt=salt,
-            lora_id=lora_id,
-            lora_generation=lora_generation,
-            mm_items=mm_items,
-            prompt_embeds=prompt_embeds,
-            extra_ids=extra_ids,
-            overrides=overrides,
-            other_namespaces=False,
-        )
-        if self._tiers is None or not missing:
+        what: _What = {
+            "salt": salt,
+            "lora_id": lora_id,
+            "lora_generation": lora_generation,
+            "mm_items": mm_items,
+            "prompt_embeds": prompt_embeds,
+            "extra_ids": extra_ids,
+            "overrides": overrides,
+        }
+        _, _, on_device, *_, missing = self._core.probe(tokens, other_namespaces=False, **what)
+        tiers = self._tiers
+        if tiers is None or not missing:
             return COMPLETED
-        return self._tiers.prefetch(
+        if self._groups.is_plain:
+            reach = on_device + tiers.loadable(missing, hint)
+        else:
+            there = (on_device, tiers.lookup_all(missing, hint))
+            _, reach = self._core.probe_with(tokens, there, **what)
+        return tiers.prefetch(
             TokenBuffer(tokens).all,
             on_device,
-            missing,
+            reach,
             hint,
             salt=salt,
             lora_id=lora_id,

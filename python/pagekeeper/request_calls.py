@@ -399,16 +399,13 @@ class RequestCalls:
                 group=group,
                 of_states=isinstance(params.kind, Recurrent | Scratch),
                 encoder_pages=pages if isinstance(params.kind, CrossAttention) else None,
-                offset_layout=partial(self._offset_layout, group),
+                offset_layout=partial(
+                    OffsetLayout.of, params, self._memory.last_page(group), self._memory.stride(group)
+                ),
             )
             for group, (params, pages) in enumerate(
                 zip(self._groups.params, self._memory.usable_pages, strict=True)
             )
-        )
-
-    def _offset_layout(self, group: int) -> OffsetLayout:
-        return OffsetLayout.of(
-            self._groups.params[group], self._memory.last_page(group), self._memory.stride(group)
         )
 
     def _most_computed_tokens(self, num_draft_tokens: int) -> int:

@@ -11,7 +11,14 @@ from fractions import Fraction
 from typing import cast, get_args
 
 from pagekeeper.errors import CacheTooSmallError, shown
-from pagekeeper.params import KVCacheParams, MemoryLayout, MultiKVCacheParams, Recurrent, Scratch
+from pagekeeper.params import (
+    CrossAttention,
+    KVCacheParams,
+    MemoryLayout,
+    MultiKVCacheParams,
+    Recurrent,
+    Scratch,
+)
 from pagekeeper.params.multi import parse_shares, shares_in_text
 
 __all__ = [
@@ -19,7 +26,7 @@ __all__ = [
     "SHARES_VARIABLE",
     "cap_pages",
     "divide",
-    "is_static",
+    "lasting_pages",
     "shares_of",
     "with_layout",
 ]
@@ -30,12 +37,22 @@ LAYOUT_VARIABLE = "PAGEKEEPER_KV_LAYOUT"
 _log = logging.getLogger("pagekeeper")
 
 
-def is_static(group: KVCacheParams) -> bool:
-    """Whether each request has one page of the group for life, and nothing of it is reused."""
-    if isinstance(group.kind, Recurrent):
-        keeps = group.kind.snapshot_interval is not None or group.kind.save_last_snapshot
-        return not (keeps and group.enable_prefix_caching)
-    return isinstance(group.kind, Scratch)
+def lasting_pages(group: KVCacheParams, encoder_length: int | None = None) -> int | None:
+    """Pages of a group that each request has for life, where nothing of them is reused; None elsewhere.
+
+    Args:
+        group: the group.
+        encoder_length: tokens that an encoder makes for each request. None: that is not known.
+    """
+    match group.kind:
+        case Recurrent(snapshot_interval=interval, save_last_snapshot=last):
+            return None if group.enable_prefix_caching and (interval is not None or last) else 1
+        case Scratch():
+            return 1
+        case CrossAttention() if encoder_length is not None:
+            return -(-encoder_length // group.page_size)
+        case _:
+            return None
 
 
 def shares_of(params: MultiKVCacheParams) -> dict[str, Fraction]:
@@ -77,17 +94,22 @@ def with_layout(
 
 
 def divide(
-    params: MultiKVCacheParams, available_bytes: int, max_batch_size: int, shares: Mapping[str, Fraction]
+    params: MultiKVCacheParams,
+    available_bytes: int,
+    max_batch_size: int,
+    shares: Mapping[str, Fraction],
+    encoder_length: int | None = None,
 ) -> dict[str, int]:
     """Usable pages of each group, its null page not counted.
 
-    Groups of which a request has one page for life get as many as there are requests. The others divide the
-    rest by their shares.
+    Groups of which requests have pages for life get them for each request. The others divide the rest by
+    their shares.
 
     Raises:
         CacheTooSmallError: there is no page for a group.
     """
-    pages = {name: max_batch_size for name, group in params.items() if is_static(group)}
+    lasting = {name: lasting_pages(group, encoder_length) for name, group in params.items()}
+    pages = {name: max_batch_size * count for name, count in lasting.items() if count is not None}
     reserved = sum((count + 1) * params[name].bytes_per_page for name, count in pages.items())
     parts = {name: share for name, share in shares.items() if name not in pages}
     whole = sum(parts.values())

@@ -196,6 +196,7 @@ LOADED: Arguments = dict(
     max_num_input_tokens=16,
     layout="auto",
     num_draft_tokens=0,
+    encoder_length=None,
     length_mix=None,
     allocate_pools=False,
 )

@@ -1,12 +1,14 @@
 """Copies in flight: those that only read, loads from other tiers, offloads to them, and copies on write."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from model.keeping import Keeping
-from model.pool import Content, Group, Pool
+from model.pool import NULL, Content, Group, Pool
 from model.requests import Load, Plan, Request
+from model.windows import Cross, Lasting, blocks_behind, is_usable, needed_blocks, release_order
 from model.writing import WRITE_POLICIES
 
 
@@ -14,8 +16,9 @@ from model.writing import WRITE_POLICIES
 class Copy:
     """A copy in flight."""
 
-    pages: list[int]
-    blocks: list[Content]
+    parts: list[list[int]]
+    """Pages of each group."""
+    blocks: list[list[Content]]
     """What an offload or a load moves; nothing else is told of other copies."""
     loads: object = None
     """The request that waits for it."""
@@ -24,9 +27,14 @@ class Copy:
     ahead: bool = False
     """It is of blocks that were going to be evicted, which nobody used for it."""
 
+    @property
+    def pages(self) -> list[int]:
+        """All of them, group by group."""
+        return [page for pages in self.parts for page in pages]
+
 
 class Copying(Keeping):
-    """The pools beside the movers; those that go to a tier or come from there know the first pool alone."""
+    """The pools beside the movers: to a tier and from there goes what each group has and needs."""
 
     def __init__(
         self,
@@ -40,41 +48,64 @@ class Copying(Keeping):
         **options: Any,
     ) -> None:
         super().__init__(page_size, groups, **options)
-        self.pool = self.pools[0]
-        self.writing = WRITE_POLICIES[write_policy](self._priority, min_hits, min_priority)
-        self.tier: set[Content] | None = set() if tier else None
-        """Blocks that are kept beyond the device, if anything is."""
+        policy = WRITE_POLICIES[write_policy]
+        priorities = [partial(self._priority, pool) for pool in self.pools]
+        self.writings = [policy(priority, min_hits, min_priority) for priority in priorities]
+        self.is_plain = len(self.pools) == 1 and self.pools[0].keeps_all
+        self.tier: set[tuple[int, Content]] | None = set() if tier else None
+        """Blocks of groups that are kept beyond the device, if anything is."""
         self.copies: dict[int, Copy] = {}
         self.page_copies: list[tuple[Pool, list[int]]] = []
         """Where, and [source, destination], of each copy that goes before the next forward."""
+        self.page_fills: list[tuple[Pool, int]] = []
+        """Pages that are zeroed before the next forward."""
         self.new_offloads: list[int] = []
 
-    def _priority(self, page: int) -> int:
+    def _priority(self, pool: Pool, page: int) -> int:
         """Of a page's block; a tail matters to no tier."""
-        return -1 if self.is_tail(self.pool.stored[page]) else self.pool.priority[page]
+        return -1 if self.is_tail(pool.stored[page]) else pool.priority[page]
 
-    def start_copy(self, pages: Iterable[int], blocks: Sequence[Content] = (), loads: object = None) -> int:
+    def start_copy(
+        self,
+        parts: Sequence[Sequence[int]],
+        blocks: Sequence[Sequence[Content]] | None = None,
+        loads: object = None,
+    ) -> int:
+        """Of pages of each group; a copy that does not say so has pages of the first one alone."""
         copy = self.counts["copies_started"]
         self.counts["copies_started"] += 1
-        self.copies[copy] = Copy(list(pages), list(blocks), loads)
-        for page in self.copies[copy].pages:
-            self.pool.touch(page)
+        pages = [list(part) for part in parts] + [[] for _ in self.pools[len(parts) :]]
+        contents = [list(part) for part in blocks or [[] for _ in self.pools]]
+        self.copies[copy] = Copy(pages, contents, loads)
+        for pool, part in zip(self.pools, pages, strict=True):
+            for page in part:
+                pool.touch(page)
         return copy
 
     def end_copy(self, copy: int, end: str = "finished") -> bool:
         """`end` is "finished", "failed" or "refused". True when a request waited for it.
 
-        Pages that only this copy held become free now, the tail of the sequence first.
+        Pages that only this copy held become free now, the tail of the sequence first, or a window's head.
         """
         ended = self.copies.pop(copy)
         self.counts[f"copies_{end}"] += 1
-        for page in reversed(ended.pages):
+        for pool, writing, pages, blocks in zip(
+            self.pools, self.writings, ended.parts, ended.blocks, strict=True
+        ):
             if ended.ahead:
-                self.pool.end_touch_in_place(page)
-            else:
-                self.pool.end_touch(page)
-        if ended.ahead and end != "finished":
-            self.writing.not_copied(ended.pages)
+                for page in reversed(pages):
+                    pool.end_touch_in_place(page)
+                if end != "finished":
+                    writing.not_copied(pages)
+                continue
+            order = list(reversed(pages))
+            if not pool.keeps_all:
+                named = zip(blocks, pages, strict=True)
+                places = {len(content[1]) // self.page_size - 1: page for content, page in named}
+                last = release_order(pool.kind, max(places, default=-1) + 1, self.page_size)
+                order = [places[block] for block in last if block in places]
+            for page in order:
+                pool.end_touch(page)
         request = self.requests.get(ended.loads)
         if request is None or request.load is None or request.load.copy != copy:
             return False
@@ -98,26 +129,69 @@ class Copying(Keeping):
         """The tier has what the offload brought it, unless it was reset meanwhile."""
         assert self.tier is not None
         if not self.copies[copy].stale:
-            self.tier.update(self.copies[copy].blocks)
+            for group, blocks in enumerate(self.copies[copy].blocks):
+                self.tier.update((group, block) for block in blocks)
 
     # Loads
 
     def loadable(self, name: object) -> int:
-        """Blocks that the tier has without a gap behind those on the device, if the request may ask."""
+        """Blocks that could be had of the tier behind those on the device, if the request may ask.
+
+        Of one group that keeps all those without a gap. Else as many as make, with what is on the device, the
+        longest prefix that all groups can go on from; of these some may be on the device.
+        """
         request = self.requests[name]
         if self.tier is None or not self.reads(request) or request.load_failed or request.live:
             return 0
-        on_device = self.match(request.namespace, request.known, request)
-        on_device = max(on_device, request.processed // self.page_size)
+        first = self.match(request.namespace, request.known, request)
+        first = max(first, request.offered, request.processed // self.page_size)
         reusable = (len(request.known) - 1) // self.page_size
-        found = 0
-        while on_device + found < reusable and self._in_tier(request, on_device + found):
-            found += 1
-        return found
+        there = [
+            {
+                block
+                for block in range(reusable)
+                if block < first
+                or (group, content := request.content(block, self.page_size)) in self.tier
+                or (not self.is_plain and content in pool.tree)
+            }
+            for group, pool in enumerate(self.pools)
+        ]
+        ends = [
+            blocks
+            for blocks in range(first, reusable + 1)
+            if all(
+                is_usable(pool.kind, present, blocks, self.page_size)
+                for pool, present in zip(self.pools, there, strict=True)
+            )
+        ]
+        end = max(ends, default=first)
+        return end - first if any(self.to_load(request, first, end)) else 0
 
-    def _in_tier(self, request: Request, block: int) -> bool:
-        assert self.tier is not None
-        return request.content(block, self.page_size) in self.tier
+    def to_load(self, request: Request, first: int, end: int) -> list[list[int]]:
+        """The blocks of these that each group needs behind them and that the device does not have."""
+        return [
+            [
+                block
+                for block in self._needed_behind(pool, first, end)
+                if self.is_plain or request.content(block, self.page_size) not in pool.tree
+            ]
+            for pool in self.pools
+        ]
+
+    def on_device(self, request: Request, first: int, end: int) -> list[dict[int, int]]:
+        """The pages of those that the device has."""
+        return [
+            {
+                block: pool.tree[content]
+                for block in self._needed_behind(pool, first, end)
+                if not self.is_plain and (content := request.content(block, self.page_size)) in pool.tree
+            }
+            for pool in self.pools
+        ]
+
+    def _needed_behind(self, pool: Pool, first: int, end: int) -> list[int]:
+        needed = needed_blocks(pool.kind, end * self.page_size, self.page_size)
+        return [block for block in range(first, end) if block in needed]
 
     def reads(self, request: Request) -> bool:
         """Whether hits may serve the request where it stands."""
@@ -126,40 +200,79 @@ class Copying(Keeping):
     def begin_load(self, plan: Plan) -> int:
         """Its pages are the load's until it has landed."""
         request = plan.request
-        taken = [self.take_page(self.pool) for _ in range(plan.fresh[0])]
-        pages, rest = taken[: plan.load], taken[plan.load :]
-        blocks = range(plan.first_load, plan.first_load + plan.load)
-        contents = [request.content(block, self.page_size) for block in blocks]
-        copy = self.start_copy(pages, contents, request.name)
-        gain = blocks.stop * self.page_size - request.processed
+        end = plan.first_load + plan.load
+        blocks = self.to_load(request, plan.first_load, end)
+        pages: list[dict[int, int]] = []
+        rests: list[list[int]] = []
+        spare: list[list[int]] = []
+        for pool, fresh, rest, wanted in zip(self.pools, plan.fresh, plan.rest, blocks, strict=True):
+            taken = [self.take_page(pool) for _ in range(fresh)]
+            end_of_rest = len(wanted) + rest
+            pages.append(dict(zip(wanted, taken, strict=False)))
+            rests.append(taken[len(wanted) : end_of_rest])
+            spare.append(taken[end_of_rest:])
+        contents = [[request.content(block, self.page_size) for block in wanted] for wanted in blocks]
+        copy = self.start_copy([list(part.values()) for part in pages], contents, request.name)
+        loaded = sum(map(len, blocks))
+        for part, held in zip(pages, plan.bridge, strict=True):
+            part |= held
+        gain = end * self.page_size - request.processed
         request.cached += gain
-        request.load = Load(copy, plan.first_load, pages, rest, gain)
+        request.load = Load(copy, plan.first_load, end, pages, rests, spare, loaded, gain)
         return copy
 
     def _land(self, request: Request) -> None:
         load = request.load
         assert load is not None
         request.load = None
-        end = load.first + len(load.pages)
-        [row] = request.rows
-        for page in reversed(row[load.first : end]):
-            self.pool.let_go(page)
-        request.rows = [row[: load.first] + load.pages + row[end:] + load.rest]
-        self.counts["loaded_blocks"] += len(load.pages)
+        for group, (pool, row) in enumerate(zip(self.pools, request.rows, strict=True)):
+            rest = load.rests[group]
+            if isinstance(pool.kind, Lasting):
+                row += rest
+                if not isinstance(pool.kind, Cross):
+                    self.page_fills += [(pool, page) for page in rest]
+                continue
+            for page in reversed(row[load.first : load.end]):
+                pool.let_go(page)
+            pages = [load.pages[group].get(block, NULL) for block in range(load.first, load.end)]
+            request.rows[group] = row[: load.first] + pages + row[load.end :] + rest
+            for page in load.spare[group]:
+                pool.let_go(page)
+        self.counts["loaded_blocks"] += load.loaded
         self.counts["loaded_tokens"] += load.gain
-        request.processed = end * self.page_size
+        request.processed = load.end * self.page_size
         if self.publishes(request):
             self._store_computed(request)  # the tier has these blocks
+        self.slide(request)
         if not request.outdated:
-            self.mark_reused(request, self.pool, range(min(end, request.offered)))
+            for pool in self.pools:
+                blocks = range(0 if pool.keeps_all else load.first, min(load.end, request.offered))
+                self.mark_reused(request, pool, blocks)
 
     def drop_load(self, request: Request) -> None:
         """Pages of the load are in flight until the copy ends, then free."""
         load, request.load = request.load, None
         if load is not None:
             request.cached -= load.gain
-            for page in [*reversed(load.rest), *reversed(load.pages)]:
-                self.pool.let_go(page)
+            parts = zip(self.pools, load.pages, load.rests, load.spare, strict=True)
+            for pool, pages, rest, spare in parts:
+                for page in reversed([*rest, *spare]):
+                    pool.let_go(page)
+                for block in release_order(pool.kind, load.end, self.page_size):
+                    if block in pages:
+                        pool.let_go(pages[block])
+                        pool.refresh_above(pages[block])
+
+    def slide(self, request: Request) -> None:
+        """Gives back what no token reads that is still to be computed."""
+        position = min(request.processed, len(request.known))
+        for pool, row in zip(self.pools, request.rows, strict=True):
+            if isinstance(pool.kind, Lasting):
+                continue
+            for block in sorted(blocks_behind(pool.kind, position, self.page_size)):
+                if row[block]:
+                    pool.let_go(row[block])
+                    row[block] = NULL
 
     # Publication, and what goes to other tiers then
 
@@ -174,28 +287,42 @@ class Copying(Keeping):
             return
         self.offload(self._store_computed(request))
 
-    def _store_computed(self, request: Request) -> Sequence[int]:
-        """Gives the pages of those blocks that go to the tier now."""
+    def _store_computed(self, request: Request) -> list[Sequence[int]]:
+        """Gives the pages of each group of those blocks that go to the tier now."""
         new = self.store_computed(request)
-        return [] if self.tier is None else self.writing.published([request.rows[0][block] for block in new])
+        if self.tier is None:
+            return []
+        return [
+            writing.published([row[block] for block in blocks])
+            for writing, row, blocks in zip(self.writings, request.rows, new, strict=True)
+        ]
 
-    def offload_ahead(self, taken: int) -> None:
-        """A call took so many pages."""
-        if taken:
-            pool = self.pool
-            going = self.writing.took(
-                taken,
-                unused=len(pool.pristine),
-                idle=len(pool.loose) + len(pool.idle),
-                next_to_go=pool.order()[len(pool.loose) :],
-                in_copies=sum(len(copy.pages) for copy in self.copies.values() if copy.ahead),
-            )
-            self.offload(going, ahead=True)
+    def offload_hits(self, hits: Sequence[dict[int, int]]) -> None:
+        """Blocks of each group, with their pages, were hit."""
+        pairs = zip(self.writings, hits, strict=True)
+        self.offload([writing.hit(list(pages.values())) for writing, pages in pairs])
 
-    def offload(self, pages: Sequence[int], *, ahead: bool = False) -> None:
-        """Copies stored pages to the tier."""
-        if pages and self.tier is not None:
-            self.new_offloads.append(self.start_copy(pages, [self.pool.stored[page] for page in pages]))
+    def offload_ahead(self, taken: Sequence[int]) -> None:
+        """A call took so many pages of each group."""
+        for group, (pool, writing) in enumerate(zip(self.pools, self.writings, strict=True)):
+            if taken[group]:
+                ahead = [copy.parts[group] for copy in self.copies.values() if copy.ahead]
+                going = writing.took(
+                    taken[group],
+                    unused=len(pool.pristine),
+                    idle=len(pool.loose) + len(pool.idle),
+                    next_to_go=pool.order()[len(pool.loose) :],
+                    in_copies=sum(map(len, ahead)),
+                )
+                self.offload([going if pool is other else [] for other in self.pools], ahead=True)
+
+    def offload(self, parts: Sequence[Sequence[int]], *, ahead: bool = False) -> None:
+        """Copies stored pages of each group to the tier."""
+        if any(parts) and self.tier is not None:
+            blocks = [
+                [pool.stored[page] for page in part] for pool, part in zip(self.pools, parts, strict=True)
+            ]
+            self.new_offloads.append(self.start_copy(parts, blocks))
             self.copies[self.new_offloads[-1]].ahead = ahead
 
     # Copies on write

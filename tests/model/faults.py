@@ -41,7 +41,8 @@ def disk_does(
 
     All are about blocks, but for "entries", which is any call on these. "refuse" is said of direct I/O alone.
     """
-    cache.kv._disk.force_disk(call, do)  # type: ignore[union-attr]
+    for directory in cache.kv._disk:
+        directory.force_disk(call, do)  # type: ignore[attr-defined]
 
 
 def lose_memory(cache: HostCache, held: list[int] | None = None) -> None:

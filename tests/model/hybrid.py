@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -106,10 +107,12 @@ class Session:
         seed: of everything.
         groups: how many groups of layers with attention; one has a name or not.
         states: how many groups with states, beside them.
+        tiers: whether there are tiers in Rust beyond the device, a small host, and perhaps a disk.
     """
 
-    def __init__(self, seed: int, groups: int, states: int = 0) -> None:
+    def __init__(self, seed: int, groups: int, states: int = 0, *, tiers: bool = False) -> None:
         self.random = random.Random(seed)
+        self.tiers = tiers
         choose: Any = self.random.choice
         self.page_size = choose([1, 2, 3, 4, 8])
         unnamed = groups == 1 and not states and choose([True, False])
@@ -118,7 +121,7 @@ class Session:
         every: list[Layers | States] = [*self.groups, *self.states]
         self.random.shuffle(every)
         names = [group.name for group in every]
-        behaviour = {
+        behaviour: dict[str, Any] = {
             "on_duplicate": choose(["adopt", "private"]),
             "enable_partial_reuse": choose([True, True, True, False]),
             "copy_on_partial_reuse": choose([True, True, True, False]),
@@ -129,6 +132,8 @@ class Session:
         self.parts = behaviour["enable_partial_reuse"] and not any(
             isinstance(group.kind, Recurrent) for group in self.states
         )
+        if tiers:
+            behaviour |= self.tier_options()
         options = {"max_num_input_tokens": choose([None, 5, 12]), "reserve": choose(["chunk", "prompt"])}
         self.trace = [f"page_size={self.page_size} {behaviour} {options} {every}"]
         params: Any = {group.name: group.params(self.page_size, **behaviour) for group in every}
@@ -162,6 +167,23 @@ class Session:
         for group_of_states in self.states:
             self.pool_of(group_of_states).fill(np.nan)
 
+    def tier_options(self) -> dict[str, Any]:
+        """A host of a few dozen units, whose order and size make it lose some of what is stored."""
+        choose: Any = self.random.choice
+        units = choose([12, 30, 100]) * (len(self.groups) + len(self.states))
+        config = {
+            "type": "rust_tiered",
+            "host_offload_max_gb": units * LAYERS * 2 * self.page_size * 2 * HEAD_DIM * 4 / 2**30,
+            "num_copy_lanes": choose([1, 4]),
+        }
+        if choose([True, False]):
+            config["disk_offload_max_gb"] = 2**22 / 2**30
+        return {
+            "kv_connector_config": config,
+            "write_policy": choose(["write_through", "write_through", "selective", "on_evict"]),
+            "selective_min_hits": 1,
+        }
+
     def layers(self, name: str | None) -> Layers:
         choose: Any = self.random.choice
         tokens = choose([1, 2, self.random.randint(3, 9), self.random.randint(10, 24)])
@@ -169,7 +191,8 @@ class Session:
         kind: Kind = choose([Full(), window, Chunked(tokens)])
         # Room for one long request, or for a batch of them.
         most = max(len(needed_blocks(kind, n, self.page_size)) for n in range(LONGEST + 1))
-        pages = most + self.random.randint(1, 2 * most) + choose([1, 3, 12 // self.page_size])
+        room = self.random.randint(1, most if self.tiers else 2 * most)
+        pages = most + room + choose([1, 3, 12 // self.page_size])
         kv_heads = choose([1, 2])
         return Layers(name, kind, kv_heads * choose([1, 2]), kv_heads, pages)
 
@@ -195,6 +218,11 @@ class Session:
             (1, self.plan_in_vain),
             (1, self.reset),
             (1, self.sleep),
+            *(
+                [(2, self.suspend), (10, self.forget), (8, self.release), (5, self.claim)]
+                if self.tiers
+                else []
+            ),
         ]
         weights, actions = zip(*verbs, strict=True)
         for _ in range(calls):
@@ -203,6 +231,7 @@ class Session:
             self.hear()
             self.kv.verify()
         self.kv.release([one.ctx for one in self.live])
+        self.settle()
         self.kv.verify()
         assert self.room() == self.empty
         self.counts.update(self.kv.metrics())
@@ -221,7 +250,8 @@ class Session:
         for number in range(len(self.groups) + len(self.states)):
             assert self.index.hashes(number) == there.hashes(number)
         tokens = self.random.choice(self.stems)
-        found = self.kv.probe_prefix_match_length(tokens)
+        # Of what the tiers have nobody is told.
+        found = self.kv.analyze_prefix_reuse(tokens).device_blocks * self.page_size
         prefix = pk.hash_blocks(tokens[:-1], self.page_size, seed=self.kv.hash_seed)
         known = self.index.match_length(prefix) * self.page_size
         assert known == found or (known < found and self.needs_none(found))
@@ -262,6 +292,7 @@ class Session:
         self.kv.preempt([one.ctx for one in self.live])
         for one in self.live:
             one.start_over(0)
+        self.settle()
         batch = self.able()[:1]
         waiting = self.counts["InsufficientBlocksError"]
         if batch and self.plan(batch, [self.random.choice([1, LONGEST])]):
@@ -287,6 +318,7 @@ class Session:
         before = self.kv.fingerprint()
         try:
             self.kv.alloc([one.ctx for one in batch], num_tokens=bounds)
+            self.await_loads(batch, bounds)
         except (pk.InsufficientBlocksError, pk.RequestTooLargeError) as error:
             assert self.kv.fingerprint() == before
             self.counts[type(error).__name__] += 1
@@ -305,6 +337,56 @@ class Session:
             one.out.append(Forward([self.sample(one)] if ends else []))
             one.tokens += one.out[-1].sampled
         self.counts["overlapped"] += sum(len(one.alive) == 2 for one in batch)
+
+    def await_loads(self, batch: Sequence[Live], bounds: Sequence[int]) -> None:
+        """Until all of the batch are planned. What a load holds is enough for the forward behind it."""
+        while waiting := [index for index, one in enumerate(batch) if not one.ctx.active_length]:
+            self.counts["waits"] += len(waiting)
+            self.settle()
+            self.kv.verify()
+            transfers = self.kv.alloc(
+                [batch[index].ctx for index in waiting], num_tokens=[bounds[index] for index in waiting]
+            )
+            assert len(transfers) == len(waiting)
+
+    def settle(self) -> None:
+        """All copies end, if there are any."""
+        deadline = time.monotonic() + 20
+        while self.kv.metrics()["copies_in_flight"]:
+            self.kv.poll_transfers()
+            assert time.monotonic() < deadline, "copies do not end"
+
+    def suspend(self) -> None:
+        """Sets a request aside, and brings it back if there is room, else it starts over."""
+        able = [one for one in self.live if not one.out and one.ctx.processed_length]
+        if not able:
+            return
+        one = self.random.choice(able)
+        self.note(f"suspend {self.places([one])}")
+        groups: list[Layers | States] = [*self.groups, *self.states]
+        rows = [self.row(one, group) for group in groups]
+        try:
+            self.kv.suspend(one.ctx)
+        except pk.InsufficientBlocksError:
+            return
+        self.settle()
+        self.kv.verify()
+        assert all(self.row(one, group) == [] for group in groups)
+        try:
+            self.kv.resume(one.ctx)
+        except pk.InsufficientBlocksError:
+            self.kv.preempt(one.ctx)
+            one.start_over(0)
+            return
+        self.settle()
+        self.counts["suspended"] += 1
+        held = [[bool(page) for page in row] for row in rows]
+        assert [[bool(page) for page in self.row(one, group)] for group in groups] == held
+
+    def forget(self) -> None:
+        """The device loses what nobody uses, so that more comes from the tiers."""
+        self.note("forget")
+        self.kv.truncate_prefix([])
 
     def step(self) -> None:
         """Delivers the oldest forward of some requests."""
@@ -342,6 +424,7 @@ class Session:
                     self.kv.preempt(one.ctx)
                     one.start_over(0)
         self.note("sleep")
+        self.settle()
         held = any(self.holds_a_page(one) for one in self.live)
         try:
             self.kv.sleep()

@@ -83,10 +83,10 @@ class Keeping(Tails):
                     known += 1
         return known
 
-    def store_computed(self, request: Request) -> list[int]:
-        """Offers to the tree what is full, known and computed; gives the blocks that the lead has got."""
+    def store_computed(self, request: Request) -> list[list[int]]:
+        """Offers to the tree what is full, known and computed; gives the blocks that each group has got."""
         computed = min(request.processed, len(request.known)) // self.page_size
-        new: list[int] = []
+        stored: list[list[int]] = [[] for _ in self.pools]
         runs: list[list[int]] = [[] for _ in self.pools]
         """Blocks that each group has got, which are not told yet."""
         first = reused = request.offered
@@ -96,7 +96,7 @@ class Keeping(Tails):
             if self.is_remembered(content):
                 reused = block + 1
             was_whole = self.is_whole(content)
-            for pool, row, run in zip(self.pools, request.rows, runs, strict=True):
+            for pool, row, got, run in zip(self.pools, request.rows, stored, runs, strict=True):
                 if not self._offers(request, pool, block) or not row[block]:
                     continue
                 page = row[block]
@@ -109,8 +109,7 @@ class Keeping(Tails):
                 if run and (run[-1] != block - 1 or pool.priority[row[run[-1]]] != pool.priority[page]):
                     self._tell(request, pool, run)
                 run.append(block)
-                if pool is self.lead:
-                    new.append(block)
+                got.append(block)
             if not was_whole and self.is_whole(content):
                 self.replace_tail(content)
         for pool, run in zip(self.pools, runs, strict=True):
@@ -119,8 +118,8 @@ class Keeping(Tails):
         request.offered = max(first, computed)
         for pool in self.pools:
             self.mark_reused(request, pool, range(first, reused))
-        self.counts["published_blocks"] += len(new)
-        return new
+        self.counts["published_blocks"] += len(stored[self.pools.index(self.lead)])
+        return stored
 
     def _tell(self, request: Request, pool: Pool, run: list[int]) -> None:
         """Tells of blocks that a group got, behind the one before them: of states, the last that it has."""

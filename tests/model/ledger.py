@@ -100,11 +100,16 @@ class Ledger(Planning):
             for pool, hits in zip(self.pools, plan.hits, strict=True):
                 for page in hits.values():
                     pool.hold(page)
+            for pool, bridge in zip(self.pools, plan.bridge, strict=True):
+                for page in bridge.values():
+                    pool.hold(page)
+                    pool.reused.add(page)
         for plan in plans:
             self._splice(plan)
         self.claim_parts(plans)
         begun = {plan.request.name: self.begin_load(plan) for plan in plans if self._carry_out(plan)}
-        self.offload_ahead(sum(plan.taken(0) for plan in plans))
+        groups = range(len(self.pools))
+        self.offload_ahead([sum(plan.taken(group) for plan in plans) for group in groups])
         return begun
 
     def _carry_out(self, plan: Plan) -> bool:
@@ -151,7 +156,7 @@ class Ledger(Planning):
         self.counts["reused_blocks"] += 0 if request.admitted else plan.end - first
         for pool, hits in zip(self.pools, plan.hits, strict=True):
             self.mark_reused(request, pool, hits)
-        self.offload(self.writing.hit(list(plan.hits[0].values())))
+        self.offload_hits(plan.hits)
         for pool in self.pools:
             for block, stored in enumerate(self.blocks_of(request, pool)):
                 if block >= first and stored is not None:
@@ -202,7 +207,7 @@ class Ledger(Planning):
                 self.close_step()
             self._deliver(request, done, tokens)
             self.publish(name)
-            self._slide(request)
+            self.slide(request)
 
     def _deliver(self, request: Request, done: Step, tokens: Sequence[int]) -> None:
         """All but the last token are drafts that were right; they have KV, and a later step moves."""
@@ -213,10 +218,6 @@ class Ledger(Planning):
         request.processed = max(request.processed, done.end + accepted)
         for token in tokens:
             self.update(request.name, token)
-
-    def _slide(self, request: Request) -> None:
-        """Gives back what no token reads that is still to be computed."""
-        self.slide(request, min(request.processed, len(request.known)))
 
     def update(self, name: object, token: int) -> None:
         """Fills the oldest placeholder, or appends."""

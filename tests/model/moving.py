@@ -43,7 +43,7 @@ class Moving(Serving):
             copy, pages, _ = self.kv._core.start_copy(one.ctx, first, count)
             self.note(f"copy {copy} of {self.places([one])}, blocks {first} to {first + count}")
             assert pages == request.rows[0][first : first + count]
-            assert copy == self.model.start_copy(pages)
+            assert copy == self.model.start_copy([pages])
             self.read[copy] = self.memories[0].read(pages, request.processed - first * self.page_size)
 
     def end_copy(self) -> None:

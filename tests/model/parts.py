@@ -9,7 +9,7 @@ from model.copying import Copying
 from model.pool import NULL, Content, Group, Pool
 from model.requests import Part, Plan, Request
 from model.tails import is_plain
-from model.windows import Lasting, Recurrent, blocks_behind
+from model.windows import Recurrent
 
 
 class Parts(Copying):
@@ -119,19 +119,9 @@ class Parts(Copying):
         self.counts["late_reused_tokens" if request.admitted else "reused_tokens"] += part.run
         self.counts["partial_hits"] += 1
         self.counts["partial_tokens"] += part.run
-        self.slide(request, start)
+        self.slide(request)
 
     def copy_part(self, pool: Pool, source: int, destination: int) -> None:
         pool.touch(destination)
         self.page_copies.append((pool, [source, destination]))
         self.counts["page_copies"] += 1
-
-    def slide(self, request: Request, position: int) -> None:
-        """Gives back what no token from `position` on reads."""
-        for pool, row in zip(self.pools, request.rows, strict=True):
-            if isinstance(pool.kind, Lasting):
-                continue
-            for block in sorted(blocks_behind(pool.kind, position, self.page_size)):
-                if row[block]:
-                    pool.let_go(row[block])
-                    row[block] = NULL

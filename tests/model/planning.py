@@ -61,6 +61,8 @@ class Planning(Parts, States):
         for plan in plans:
             self._check_size(plan)
             for group, (pool, row) in enumerate(zip(self.pools, plan.request.rows, strict=True)):
+                if plan.load:
+                    continue
                 if not pool.has_blocks:
                     block = self.state_block(plan.start)
                     page = row[block] if block < len(row) else 0
@@ -68,7 +70,7 @@ class Planning(Parts, States):
                     leaving[group, page] += plan.copied[group]
                     continue
                 for page in row[plan.start // self.page_size :][:1]:
-                    if not plan.load and self.must_copy(pool, page, leaving[group, page]):
+                    if self.must_copy(pool, page, leaving[group, page]):
                         plan.copied[group] = True
                         leaving[group, page] += 1
         lacking = [index for group in range(len(self.pools)) for index in self._lacking(plans, group)]
@@ -102,11 +104,12 @@ class Planning(Parts, States):
         part = {
             plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part and pool.has_blocks
         }
-        kept = {page for plan in plans for page in plan.hits[group].values()} | set(part.values())
+        kept = {page for plan in plans for page in plan.held(group)} | set(part.values())
         first = None
         for index, plan in enumerate(plans):
             claimed, leaving = self._at_start(plan, group)
-            hits |= {page for page in [*claimed, part.get(plan.request.name)] if page in pool.idle}
+            held = [*claimed, *plan.bridge[group].values(), part.get(plan.request.name)]
+            hits |= {page for page in held if page in pool.idle}
             given_back |= {page for page in leaving if pool.is_unshared(page)} - kept
             room -= plan.taken(group)
             if first is None and room + len(given_back) < len(hits):
@@ -155,21 +158,71 @@ class Planning(Parts, States):
         plan = Plan(request, end, start, active, drafts, placeholder, missed, why, load, first_load)
         plan.part = part
         plan.reach = start + active + room
-        for pool, row in zip(self.pools, request.rows, strict=True):
+        if load and not self.is_plain and not self._load_fits(plan, bound):
+            plan.load = load = 0
+        last = first_load + load
+        loaded = self.to_load(request, first_load, last)
+        plan.bridge = self.on_device(request, first_load, last)
+        for group, (pool, row) in enumerate(zip(self.pools, request.rows, strict=True)):
             plan.hits.append(self._hits(request, pool, end))
             plan.given_back.append(self._given_back(request, row, pool, end))
             plan.copied.append(False)
             if not pool.has_blocks:
-                plan.fresh.append(self.fresh_states(request, pool, row, start))
+                fresh = self.fresh_states(request, pool, row, start)
+                plan.rest.append(fresh if isinstance(pool.kind, Lasting) else 0)
+                if load and isinstance(pool.kind, Recurrent):
+                    fresh = len(loaded[group]) + 1  # to copy the state to
+                plan.fresh.append(fresh)
                 continue
             held = max(len(row), end) + bool(part and part.takes_over)
             prompt = request.context if self.reserve == "prompt" and pool.keeps_all else 0
             wanted = self.blocks(max(plan.reach, prompt))
+            fresh = max(0, wanted - held)
+            plan.rest.append(fresh)
             if load:
-                held = max(held, first_load + load)
-                wanted = self.blocks(len(request.tokens) + 2 * request.drafts)
-            plan.fresh.append(load + max(0, wanted - held))
+                plan.rest[-1], fresh = self._behind_load(plan, group, bound, fresh)
+            plan.fresh.append(fresh)
         return plan
+
+    def _reach_behind(self, plan: Plan, pool: Pool, bound: int | None) -> int:
+        """One past the last token that a load has pages for: of a window those of one forward."""
+        tokens = len(plan.request.tokens)
+        if not pool.keeps_all:
+            behind = (plan.first_load + plan.load) * self.page_size
+            tokens = min(tokens, behind + min(bound or tokens, self.chunk or tokens))
+        return tokens + 2 * plan.request.drafts
+
+    def _behind_load(self, plan: Plan, group: int, bound: int | None, without: int) -> tuple[int, int]:
+        """Pages of a group for what follows a load, and with those of the load itself.
+
+        With these there is room for the forward `without` it too, which takes so many, if nothing comes.
+        """
+        request, pool, row = plan.request, self.pools[group], plan.request.rows[group]
+        last = plan.first_load + plan.load
+        loaded = len(self.to_load(request, plan.first_load, last)[group])
+        wanted = self.blocks(self._reach_behind(plan, pool, bound))
+        rest = max(0, wanted - max(len(row), plan.end, last))
+        copied = [page for page in row[plan.start // self.page_size :][:1] if self.must_copy(pool, page, 0)]
+        return rest, max(loaded + rest, without + len(copied))
+
+    def _load_fits(self, plan: Plan, bound: int | None) -> bool:
+        """Whether there could be room for it beside what the request has then."""
+        first, last = plan.first_load, plan.first_load + plan.load
+        loaded, bridge = (of(plan.request, first, last) for of in (self.to_load, self.on_device))
+        for group, (pool, row) in enumerate(zip(self.pools, plan.request.rows, strict=True)):
+            if isinstance(pool.kind, Lasting):
+                continue
+            held = max(len(row), plan.end)
+            behind = blocks_behind(pool.kind, plan.start, self.page_size)
+            if isinstance(pool.kind, Recurrent):
+                new = len(loaded[group]) + 1
+            else:
+                prompt = plan.request.context if self.reserve == "prompt" and pool.keeps_all else 0
+                without = max(0, self.blocks(max(plan.reach, prompt)) - held)
+                new = self._behind_load(plan, group, bound, without)[1]
+            if held - len(behind) + len(bridge[group]) + new > pool.pages:
+                return False
+        return True
 
     def _hits(self, request: Request, pool: Pool, end: int) -> dict[int, int]:
         """The blocks behind those offered that the group needs to go on from block `end`."""

@@ -71,13 +71,19 @@ class Retention:
 
 @dataclass
 class Load:
-    """Blocks on the way from another tier: from number `first` on, one a page."""
+    """Blocks on the way from another tier: from number `first` up to `end`."""
 
     copy: int
     first: int
-    pages: list[int]
-    rest: list[int]
-    """Pages for what follows them in the prompt."""
+    end: int
+    pages: list[dict[int, int]]
+    """Of each group: the page of each block that it needs, loaded or on the device before."""
+    rests: list[list[int]]
+    """Of each group: pages for what follows them."""
+    spare: list[list[int]]
+    """Of each group: pages that are free when it has ended."""
+    loaded: int
+    """Pages that come from the tier."""
     gain: int
     """Tokens that need no forward once it has landed."""
 
@@ -189,8 +195,16 @@ class Plan:
     """Pages of the request's own that it does not need after the hit, in this order."""
     fresh: list[int] = field(default_factory=list)
     """Pages to take: for the load and the rest of the prompt, or for the forward."""
+    rest: list[int] = field(default_factory=list)
+    """Of those behind a load's, how many it needs if it lands."""
+    bridge: list[dict[int, int]] = field(default_factory=list)
+    """Stored pages that a load leads over, by block."""
     copied: list[bool] = field(default_factory=list)
     """Whether others may read the page that the first token goes to: the request gets a copy of it."""
+
+    def held(self, group: int) -> list[int]:
+        """Stored pages that it holds: hits, and those that a load leads over."""
+        return [*self.hits[group].values(), *self.bridge[group].values()]
 
     def taken(self, group: int) -> int:
         """Pages to take, also for copies."""

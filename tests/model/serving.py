@@ -110,7 +110,13 @@ class Serving(Stage, ABC):
             if len(batch) == 1 or self.random.random() < 0.3:
                 given, bounds = bounds[0], bounds[:1] * len(batch)
         self.note(f"alloc {self.places(batch)} num_tokens={given}")
+        free, needed = self.free(), self.foretold(batch, given)
         waiting = self.plan(names, bounds)
+        if self.tier is None and not isinstance(waiting, NeverRoom):
+            fits = not isinstance(waiting, NoRoom)
+            assert self.kv.can_alloc([one.ctx for one in batch], num_tokens=given) == fits
+            if len(batch) == 1:
+                assert all(need <= there for need, there in zip(needed, free, strict=True)) == fits
         if isinstance(waiting, NoRoom):
             error = pk.RequestTooLargeError if isinstance(waiting, NeverRoom) else pk.InsufficientBlocksError
             caught = self.refused(error, lambda: self.kv.alloc(self.form(batch), num_tokens=given))
@@ -118,6 +124,7 @@ class Serving(Stage, ABC):
             self.make_room(waiting)
             return
         self.kv.alloc(self.form(batch), num_tokens=given)
+        self.check_foretold(batch, needed, free)
         for name, pool, memory in zip(self.names, self.model.pools, self.memories, strict=True):
             fills = self.kv.take_page_fills(name).tolist()
             assert fills == self.model.take_page_fills(pool)
@@ -128,6 +135,25 @@ class Serving(Stage, ABC):
                 memory.cells[destination] = memory.cells[source]
         if planned := [one for one in batch if one.ctx.request_id not in waiting]:
             self.forward(planned)
+
+    def free(self) -> list[int]:
+        """Pages of each group that can be had."""
+        return [self.kv.block_count(group=name).free for name in self.names]
+
+    def foretold(self, batch: Sequence[Live], num_tokens: Any) -> list[int]:
+        """Pages of each group that schedulers are told the next forwards take."""
+        before = self.kv.fingerprint()
+        needs = self.kv.get_needed_blocks_one_step([one.ctx for one in batch], num_tokens=num_tokens)
+        assert self.kv.fingerprint() == before
+        return [int(need) for need in needs.reshape(len(batch), -1).sum(axis=0)]
+
+    def check_foretold(self, batch: Sequence[Live], needed: Sequence[int], free: Sequence[int]) -> None:
+        """What was told is what was taken, until copies end; a batch may take less, a load takes more."""
+        if self.tier:
+            return
+        for need, before, after in zip(needed, free, self.free(), strict=True):
+            taken = max(0, before - after)
+            assert need == taken or (len(batch) > 1 and need > taken), f"{need} foretold, {taken} taken"
 
     @abstractmethod
     def plan(self, names: Sequence[object], bounds: Sequence[int | None]) -> set[object] | NoRoom:

@@ -45,14 +45,14 @@ class Stage:
 
     Args:
         seed: of everything.
-        several: up to four groups of layers of any kind; else one that keeps all, perhaps before a tier.
+        several: up to five groups of layers of any kind; else one that keeps all. Both perhaps before a tier.
     """
 
     def __init__(self, seed: int, *, several: bool = False) -> None:
         self.random = random.Random(seed)
         choose: Any = self.random.choice
         self.page_size: int = choose([1, 2, 3, 4, 16])
-        tiered = not several and self.random.random() < 0.5
+        tiered = self.random.random() < 0.5
         write_policy = choose(["write_through", "selective", "on_evict"])
         pages = self.random.randint(3, 16 if self.page_size < 16 else 8)
         if tiered and write_policy == "on_evict":
@@ -79,7 +79,7 @@ class Stage:
         self.max_seq_len = None if whole else 1000
         self.memories = [PageMemory(group.pages, self.page_size) for group in groups]
         caching = behaviour["enable_prefix_caching"]
-        self.tier = Tier(self.memories[0]) if tiered and caching else None
+        self.tier = Tier(self.memories) if tiered and caching else None
         options = {"max_num_input_tokens": chunk, "reserve": reserve, "max_seq_len": self.max_seq_len}
         self.trace = [f"page_size={self.page_size} {groups=} {behaviour} {options} tier={bool(self.tier)}"]
         common = {"page_size": self.page_size, "devices": ["cpu"], "kv_hash_seed": "5a" * 32, **behaviour}
@@ -137,10 +137,10 @@ class Stage:
         return [group.kind for group in self.groups] == [Full()]
 
     def random_groups(self) -> list[Group]:
-        """One to four groups, of windows that are mostly shorter than what comes."""
+        """One to five groups, of windows that are mostly shorter than what comes."""
         most = 24 if self.page_size < 16 else 8
         groups, states = [], self.random.random() < 0.5
-        for _ in range(self.random.choice([1, 2, 2, 2, 3, 3, 4])):
+        for _ in range(self.random.choice([1, 2, 2, 2, 3, 3, 4, 5])):
             tokens = self.random.choice([1, 2, 3, 4, 5, 7, 8, 16, 20, 33])
             sinks = self.random.choice([0, 0, 0, 1, self.page_size, self.page_size + 2])
             windows: list[Kind] = [Window(tokens, sinks), Window(tokens, sinks)]

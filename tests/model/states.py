@@ -1,21 +1,15 @@
 """Groups whose pages hold no tokens: states, of which a row has one a block at most, and pages to work in."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from model.copying import Copying
-from model.pool import NULL, Group, Pool
+from model.pool import NULL, Pool
 from model.requests import Plan, Request
 from model.windows import Cross, Lasting, Recurrent
 
 
 class States(Copying):
     """What requests do with the pages of such groups."""
-
-    def __init__(self, page_size: int, groups: Sequence[Group], **options: Any) -> None:
-        super().__init__(page_size, groups, **options)
-        self.page_fills: list[tuple[Pool, int]] = []
-        """Pages that are zeroed before the next forward."""
 
     def blocks(self, tokens: int) -> int:
         """That hold so many tokens."""

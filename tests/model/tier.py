@@ -14,13 +14,26 @@ from model.memory import PageMemory
 class LateCopy:
     """A copy that ends when the test says so."""
 
-    def __init__(self, tier: Tier, kind: str, pages: list[int], keys: list[pk.BlockKey]) -> None:
-        self.tier, self.kind, self.pages, self.keys = tier, kind, pages, keys
+    def __init__(self, tier: Tier, kind: str, parts: list[list[int]], keys: list[list[pk.BlockKey]]) -> None:
+        self.tier, self.kind, self.parts = tier, kind, parts
+        self.pages = [page for pages in parts for page in pages]
+        self.keys = [tier.name(group, key) for group, part in enumerate(keys) for key in part]
         self.end: str | None = None
-        self.seen = tier.memory.cells[pages].copy()
+        self.seen = self.cells()
         """What the pages held when the copy began."""
-        self.source = [tier.kept[key] for key in keys] if kind == "load" else []
+        self.source = [tier.kept[key] for key in self.keys] if kind == "load" else []
         self.resets = tier.resets
+
+    def cells(self) -> list[np.ndarray[Any, Any]]:
+        """What the pages hold."""
+        memories = zip(self.tier.memories, self.parts, strict=True)
+        return [memory.cells[page].copy() for memory, pages in memories for page in pages]
+
+    def fill(self, blocks: Sequence[Any]) -> None:
+        blocks = list(blocks)
+        for memory, pages in zip(self.tier.memories, self.parts, strict=True):
+            for page in pages:
+                memory.cells[page] = blocks.pop(0)
 
     @property
     def stale(self) -> bool:
@@ -30,22 +43,22 @@ class LateCopy:
     def finish(self) -> None:
         """The bytes move now, as late as they can."""
         assert self.end is None
-        cells = self.tier.memory.cells
         if self.kind == "load":
-            for page, block in zip(self.pages, self.source, strict=True):
-                cells[page] = block
+            self.fill(self.source)
         else:
-            assert (cells[self.pages] == self.seen).all(), "a page changed under an offload"
-            for page, key in zip(self.pages, self.keys, strict=True):
+            cells = self.cells()
+            same = (now == then for now, then in zip(cells, self.seen, strict=True))
+            assert all(one.all() for one in same), "a page changed under an offload"
+            for key, block in zip(self.keys, cells, strict=True):
                 if not self.stale:
-                    self.tier.kept[key] = cells[page].copy()
+                    self.tier.kept[key] = block
         self.end = "done"
 
     def fail(self) -> None:
         """Some of the bytes moved, nobody knows which."""
         assert self.end is None
         if self.kind == "load":
-            self.tier.memory.cells[self.pages] = -1
+            self.fill([-1] * len(self.pages))
         self.end = "failed"
 
     @property
@@ -78,9 +91,13 @@ class Tier:
     call itself raises something unforeseen; "blind": so does the look-up.
     """
 
-    def __init__(self, memory: PageMemory, loads: str = "late", offloads: str = "now") -> None:
-        self.memory, self.loads, self.offloads = memory, loads, offloads
-        self.kept: dict[pk.BlockKey, np.ndarray[Any, Any]] = {}
+    def __init__(
+        self, memories: PageMemory | Sequence[PageMemory], loads: str = "late", offloads: str = "now"
+    ) -> None:
+        self.memories = [memories] if isinstance(memories, PageMemory) else list(memories)
+        self.loads, self.offloads = loads, offloads
+        self.kept: dict[Any, np.ndarray[Any, Any]] = {}
+        """By key; of several groups by group and key."""
         self.copies: list[LateCopy] = []
         """Every copy that was begun, oldest first."""
         self.touched: list[list[pk.BlockKey]] = []
@@ -88,45 +105,57 @@ class Tier:
         self.calls: list[str] = []
         self.resets = 0
 
+    def name(self, group: int, key: pk.BlockKey) -> Any:
+        return key if len(self.memories) == 1 else (group, key)
+
+    def lists(self, given: Sequence[Any]) -> list[list[Any]]:
+        """One a group."""
+        return [list(given)] if len(self.memories) == 1 else [list(part) for part in given]
+
     def in_flight(self) -> list[LateCopy]:
         return [copy for copy in self.copies if copy.end is None]
 
-    def lookup(
-        self, block_hashes: Sequence[pk.BlockKey], replica_idx: int = 0, hint: object = None
-    ) -> list[bool]:
+    def lookup(self, block_hashes: Sequence[Any], replica_idx: int = 0, hint: object = None) -> list[Any]:
         self.hints.append(hint)
         if self.loads == "blind":
             raise OSError("lookup is broken")
-        return [key in self.kept for key in block_hashes]
+        there = [
+            [self.name(group, key) in self.kept for key in keys]
+            for group, keys in enumerate(self.lists(block_hashes))
+        ]
+        return there[0] if len(self.memories) == 1 else there
 
     def count_cached_prefix(
-        self, block_hashes: Sequence[pk.BlockKey], replica_idx: int = 0, hint: object = None
+        self, block_hashes: Sequence[Any], replica_idx: int = 0, hint: object = None
     ) -> tuple[int, int]:
-        present = [key in self.kept for key in block_hashes]
-        return ([*present, False].index(False), 0)
+        there = [
+            all(self.name(group, key) in self.kept for group, key in enumerate(keys))
+            for keys in zip(*self.lists(block_hashes), strict=True)
+        ]
+        return ([*there, False].index(False), 0)
 
     def load(
         self,
-        block_ids: Sequence[int],
-        block_hashes: Sequence[pk.BlockKey],
+        block_ids: Sequence[Any],
+        block_hashes: Sequence[Any],
         replica_idx: int = 0,
         hint: object = None,
     ) -> LateCopy:
         return self._begin("load", self.loads, block_ids, block_hashes)
 
     def offload(
-        self, block_ids: Sequence[int], block_hashes: Sequence[pk.BlockKey], replica_idx: int = 0
+        self, block_ids: Sequence[Any], block_hashes: Sequence[Any], replica_idx: int = 0
     ) -> LateCopy:
         return self._begin("offload", self.offloads, block_ids, block_hashes)
 
     def _begin(
-        self, kind: str, manner: str, block_ids: Sequence[int], block_hashes: Sequence[pk.BlockKey]
+        self, kind: str, manner: str, block_ids: Sequence[Any], block_hashes: Sequence[Any]
     ) -> LateCopy:
         if manner == "refuse":
             raise pk.KVLoadRefused("the test says so")
         if manner == "raise":
             raise OSError("the tier is broken")
-        copy = LateCopy(self, kind, list(block_ids), list(block_hashes))
+        copy = LateCopy(self, kind, self.lists(block_ids), self.lists(block_hashes))
         self.copies.append(copy)
         if manner == "now":
             copy.finish()
@@ -134,7 +163,7 @@ class Tier:
             copy.fail()
         return copy
 
-    def touch(self, block_hashes: Sequence[pk.BlockKey], replica_idx: int = 0) -> None:
+    def touch(self, block_hashes: Sequence[Any], replica_idx: int = 0) -> None:
         self.touched.append(list(block_hashes))
 
     def wait_for_loads(self) -> None:

@@ -107,8 +107,8 @@ class Watching(Stage):
     def check_answers(self) -> None:
         """The index finds of a prompt what the manager finds.
 
-        It may find less where no group needs a block, as of a chunk that ends there: no event tells which
-        blocks the manager remembers that no group has.
+        It may find less where no group needs the last block, as of a chunk that ends there: no event tells
+        which blocks the manager remembers that no group has.
         """
         if self.params.event_buffer_max_size and self.tier is None:
             namespace, tokens, keys = self.prefix()
@@ -121,8 +121,8 @@ class Watching(Stage):
             found = self.kv.probe_prefix_match_length(tokens, **keys)
             known = self.index.match_length(prefix) * self.page_size
             blocks, kinds = found // self.page_size, [group.kind for group in self.groups]
-            needs_one = any(needed_blocks(kind, found, self.page_size) - {blocks} for kind in kinds)
-            assert known == found or (known < found and not needs_one)
+            needs_last = any(blocks - 1 in needed_blocks(kind, found, self.page_size) for kind in kinds)
+            assert known == found or (known < found and not needs_last)
 
     def hash_of(self, content: Content) -> int:
         """The number that events have for a block."""

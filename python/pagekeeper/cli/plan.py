@@ -124,6 +124,12 @@ def _flag(name: str) -> str:
     help="Draft tokens of each decode step.",
 )
 @click.option(
+    "--encoder-length",
+    type=_POSITIVE,
+    metavar="TOKENS",
+    help="Tokens that an encoder makes for each request.  [default: the model's]",
+)
+@click.option(
     "--lengths",
     metavar="TOKENS,...",
     help="Lengths of requests to tell of.  [default: some, and the longest]",
@@ -140,6 +146,7 @@ def plan(
     max_batch_size: int,
     max_num_input_tokens: int,
     draft_tokens: int,
+    encoder_length: int | None,
     lengths: str | None,
     config: str | None,
     as_json: bool,
@@ -172,6 +179,7 @@ def plan(
             max_batch_size=max_batch_size,
             max_num_input_tokens=max_num_input_tokens,
             num_draft_tokens=draft_tokens,
+            encoder_length=encoder_length or read.encoder_length,
             lengths=_lengths(lengths, longest),
         )
     except CacheTooSmallError as error:
@@ -277,7 +285,7 @@ def _facts(planned: PlanReport) -> Table:
             "  that a request keeps", f"{planned.bytes_per_token_kept:,}", "the rest leaves its window"
         )
         fixed = shown_size(planned.fixed_bytes_per_request)
-        table.add_row("  beside, per request", fixed, "in windows and states")
+        table.add_row("  beside, per request", fixed, "in windows, states, an encoder's pages")
     table.add_row("Tokens in the cache", f"{planned.capacity_tokens:,}", "of requests as long as may be")
     table.add_row("Tiers, if wanted", f"{planned.host_gb:,} GiB", "of host memory: host_offload_max_gb")
     table.add_row("", f"{planned.disk_gb:,} GiB", "of disk: disk_offload_max_gb")

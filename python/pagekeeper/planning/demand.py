@@ -8,7 +8,7 @@ import numpy as np
 
 from pagekeeper._native import Ledger, TextContext
 from pagekeeper.groups import Groups
-from pagekeeper.params import KVCacheParams, MultiKVCacheParams, whole_number
+from pagekeeper.params import CrossAttention, KVCacheParams, MultiKVCacheParams, whole_number
 from pagekeeper.slabs import GroupMemory
 
 __all__ = ["LONGEST", "Demand"]
@@ -27,9 +27,11 @@ class Demand:
         params: those of the cache.
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
         num_draft_tokens: draft tokens that each of its decode steps verifies.
+        encoder_length: tokens that an encoder makes for it. Groups of cross attention need it.
 
     Raises:
-        ValueError: a number is out of range, or drafts are not there beside one of the groups.
+        ValueError: a number is out of range, drafts are not there beside one of the groups, or the encoder's
+            tokens are missing.
     """
 
     def __init__(
@@ -37,12 +39,18 @@ class Demand:
         params: KVCacheParams | MultiKVCacheParams,
         max_num_input_tokens: int | None = None,
         num_draft_tokens: int = 0,
+        encoder_length: int | None = None,
     ) -> None:
         self._groups = Groups(params)
         self._chunk = max_num_input_tokens
         if max_num_input_tokens is not None:
             self._chunk = whole_number(max_num_input_tokens, "max_num_input_tokens")
         self._drafts = whole_number(num_draft_tokens, "num_draft_tokens", 0, 255)
+        self.encoder_length = encoder_length
+        if encoder_length is None and any(isinstance(kind, CrossAttention) for kind in self._groups.kinds):
+            raise ValueError("encoder_length: missing; pages of cross attention are for an encoder's tokens")
+        if encoder_length is not None:
+            self.encoder_length = whole_number(encoder_length, "encoder_length")
         self._known: dict[int, tuple[int, ...]] = {}
 
     def pages(self, tokens: int) -> tuple[int, ...]:
@@ -60,7 +68,7 @@ class Demand:
 
     def _held(self, prompt: Any, tokens: int) -> list[int]:
         params = self._groups.params[0]
-        enough = (tokens + 4 * self._drafts) // params.page_size + 2
+        enough = max(tokens + 4 * self._drafts, self.encoder_length or 0) // params.page_size + 2
         memory = GroupMemory((min(enough, 2**31 - 1),) * len(self._groups.params))
         core = Ledger(
             page_size=params.page_size,
@@ -87,7 +95,12 @@ class Demand:
             event_buffer_max_size=0,
         )
         context = TextContext(
-            "request", prompt, max(tokens, len(prompt)), no_read=True, num_draft_tokens=self._drafts
+            "request",
+            prompt,
+            max(tokens, len(prompt)),
+            no_read=True,
+            num_draft_tokens=self._drafts,
+            encoder_length=self.encoder_length,
         )
         core.claim(context)
         return [int(pages) for pages in core.needed_blocks(context, None, True, True)[0]]

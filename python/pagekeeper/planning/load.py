@@ -40,6 +40,7 @@ def load_kv_manager(
     layout: MemoryLayout = "auto",
     *,
     num_draft_tokens: int = 0,
+    encoder_length: int | None = None,
     length_mix: Mapping[int, float] | None = None,
     allocate_pools: bool = True,
 ) -> PagedKVCacheManager:
@@ -66,6 +67,8 @@ def load_kv_manager(
             environment's `PAGEKEEPER_KV_LAYOUT` says, else what the parameters do.
         num_draft_tokens: draft tokens that decode steps verify, for which a request has pages behind its last
             token.
+        encoder_length: tokens that an encoder makes for each request, at most. Groups of cross attention need
+            it.
         length_mix: lengths of requests and their weights, as in `plan_cache`.
         allocate_pools: False gives the ledger and tables without memory of our own.
 
@@ -102,6 +105,7 @@ def load_kv_manager(
         batch,
         max_num_input_tokens=max_num_input_tokens,
         num_draft_tokens=num_draft_tokens,
+        encoder_length=encoder_length,
         length_mix=length_mix,
     )
     plan.check(longest)

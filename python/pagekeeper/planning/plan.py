@@ -12,7 +12,7 @@ from pagekeeper.groups import Groups
 from pagekeeper.params import FullAttention, KVCacheParams, MultiKVCacheParams
 from pagekeeper.params.checks import finite_number, whole_number
 from pagekeeper.planning.demand import LONGEST, Demand
-from pagekeeper.shares import is_static, shares_of, warn_of_max_tokens
+from pagekeeper.shares import lasting_pages, shares_of, warn_of_max_tokens
 from pagekeeper.slabs import GroupMemory
 
 __all__ = ["CachePlan", "calculate_max_num_blocks", "plan_cache"]
@@ -72,7 +72,7 @@ class CachePlan:
         return dict(zip(self.groups, self.demand.pages(tokens), strict=True))
 
     def fixed_bytes(self, tokens: int) -> int:
-        """Bytes of a request in windows and states, which do not grow once the windows are full.
+        """Bytes of a request that do not grow once windows are full: of these, states, an encoder's pages.
 
         Beside them it has `params.bytes_per_token_kept` bytes a token, in whole pages.
 
@@ -161,7 +161,9 @@ class CachePlan:
         )
         if self.shares is None:
             return sum(wanted.values())
-        divided = {name: share for name, share in self.shares.items() if not is_static(self.groups[name])}
+        encoder = self.demand.encoder_length
+        lasting = {name for name, group in self.groups.items() if lasting_pages(group, encoder) is not None}
+        divided = {name: share for name, share in self.shares.items() if name not in lasting}
         whole = sum(divided.values())
         rest = max((wanted[name] * whole / share for name, share in divided.items()), default=0)
         reserved = dict(zip(self.groups, self._bytes_with_null(self.memory.pages), strict=True))
@@ -206,6 +208,7 @@ def plan_cache(
     *,
     max_num_input_tokens: int | None = None,
     num_draft_tokens: int = 0,
+    encoder_length: int | None = None,
     length_mix: Mapping[int, float] | None = None,
 ) -> CachePlan:
     """How a cache of so many bytes is divided, and what fits in it. No memory is taken.
@@ -217,6 +220,7 @@ def plan_cache(
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit; windows
             hold a whole prompt then, while it is computed.
         num_draft_tokens: draft tokens that decode steps verify.
+        encoder_length: tokens that an encoder makes for each request. Groups of cross attention need it.
         length_mix: lengths of requests in tokens, and how often each comes. Groups with memory of their own
             divide it so that most requests of this mix fit at a time. None: by `window_size_shares`.
 
@@ -225,7 +229,7 @@ def plan_cache(
         ValueError: a number is out of range.
     """
     groups = Groups(params)
-    demand = Demand(params, max_num_input_tokens, num_draft_tokens)
+    demand = Demand(params, max_num_input_tokens, num_draft_tokens, encoder_length)
     available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
     max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
     mix = None if length_mix is None else _parse_mix(length_mix)
@@ -239,7 +243,7 @@ def plan_cache(
     shares = shares_of(params)
     if mix is not None:
         shares = _shares_for(params, available_bytes, max_batch_size, demand, mix)
-    memory = groups.divided_memory(available_bytes, max_batch_size, shares)
+    memory = groups.divided_memory(available_bytes, max_batch_size, shares, encoder_length)
     return CachePlan(params, memory, available_bytes, demand, shares)
 
 
@@ -251,6 +255,7 @@ def calculate_max_num_blocks(
     length_mix: Mapping[int, float] | None = None,
     max_num_input_tokens: int | None = None,
     num_draft_tokens: int = 0,
+    encoder_length: int | None = None,
 ) -> dict[str, int]:
     """Usable pages of each group, where all have memory of their own: `total_num_pages` of a manager.
 
@@ -265,6 +270,7 @@ def calculate_max_num_blocks(
         length_mix: lengths of requests and their weights.
         max_num_input_tokens: most tokens of one request that one forward computes.
         num_draft_tokens: draft tokens that decode steps verify.
+        encoder_length: tokens that an encoder makes for each request.
 
     Raises:
         CacheTooSmallError: there is not one page for each group.
@@ -277,6 +283,7 @@ def calculate_max_num_blocks(
         length_mix=length_mix,
         max_num_input_tokens=max_num_input_tokens,
         num_draft_tokens=num_draft_tokens,
+        encoder_length=encoder_length,
     )
     return plan.num_pages
 
@@ -305,8 +312,9 @@ def _shares_for(
 
     Each group has room for the longest of them.
     """
-    static = {name for name, group in params.items() if is_static(group)}
-    rest = available_bytes - sum((max_batch_size + 1) * params[name].bytes_per_page for name in static)
+    lasting = {name: lasting_pages(group, demand.encoder_length) for name, group in params.items()}
+    static = {name: max_batch_size * pages for name, pages in lasting.items() if pages is not None}
+    rest = available_bytes - sum((pages + 1) * params[name].bytes_per_page for name, pages in static.items())
     columns = dict(zip(params, zip(*map(demand.pages, mix), strict=True), strict=True))
     null = {name: params[name].bytes_per_page for name in params if name not in static}
     mean = {

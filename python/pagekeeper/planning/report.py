@@ -112,7 +112,8 @@ class PlanReport:
         is_shared: whether groups share their memory.
         bytes_per_token: of a token in all groups, while no window has passed it.
         bytes_per_token_kept: by how much a request grows with each token.
-        fixed_bytes_per_request: what a request of `max_seq_len` has beside, in windows and states.
+        fixed_bytes_per_request: what a request of `max_seq_len` has beside, in windows, states and an
+            encoder's pages.
         capacity_tokens: tokens that the pool holds of requests of `max_seq_len`, or of the longest that fits.
         groups: the groups.
         lengths: requests of the lengths that were asked for.
@@ -154,6 +155,7 @@ def report(
     max_batch_size: int,
     max_num_input_tokens: int | None,
     num_draft_tokens: int,
+    encoder_length: int | None,
     lengths: Sequence[int],
 ) -> PlanReport:
     """What fits of a model in the memory that is left for its cache.
@@ -169,6 +171,7 @@ def report(
         max_batch_size,
         max_num_input_tokens=max_num_input_tokens,
         num_draft_tokens=num_draft_tokens,
+        encoder_length=encoder_length,
     )
     longest = plan.longest(max_seq_len)
     asked = longest or 1

@@ -5,10 +5,11 @@ use crate::ledger::{Ledger, bounds_from};
 use crate::tiered::{TieredConnector, closed};
 use crate::tokens::{ids_from, seconds_from};
 use crate::transfer::Transfer;
-use cache_manager::{BegunLoad, BlockKey, CopyEnd, OuterTier, SlotId};
+use cache_manager::{BegunLoad, BlockKey, CopyEnd, CopyJob, LoadJob, OuterTier, Presence, SlotId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use std::ops::Range;
 use tiered_connector::connector::Closed;
 
 /// Blocks by what they are: canonical hash and guard each.
@@ -17,8 +18,11 @@ pub(crate) type Keys<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
 /// `(blocks that may be reused, how many of them are on the device, the request's hint)`.
 type Wanted<'py> = (Keys<'py>, usize, Option<Py<PyAny>>);
 
-/// `(slot, first block, copy, pages)` of a load that began.
-type Load = (u32, usize, u64, Vec<u32>);
+/// `(slot, copy, blocks, pages)` of a load that began, a list of blocks and of pages for each group.
+type Load = (u32, u64, Vec<Vec<usize>>, Vec<Vec<u32>>);
+
+/// `(copy, pages, keys)` of an offload that began, a list for each group.
+type Offload<'py> = (u64, Vec<Vec<u32>>, Vec<Keys<'py>>);
 
 /// `(slot, copy, transfer)` of a load from a native tier.
 pub(crate) type Begun = (u32, u64, Transfer);
@@ -45,6 +49,16 @@ impl<'py> FromPyObject<'_, 'py> for Ended {
         };
         Ok(Ended((copy, end)))
     }
+}
+
+fn pages_by_group(copy: &CopyJob) -> Vec<Vec<u32>> {
+    let pages = |(_, part): (_, Range<usize>)| copy.pages[part].iter().map(|page| page.0).collect();
+    copy.parts().map(pages).collect()
+}
+
+fn load(job: &LoadJob) -> Load {
+    let blocks = job.copy.parts().map(|(_, part)| job.blocks[part].to_vec());
+    (job.slot.0, job.copy.id.0, blocks.collect(), pages_by_group(&job.copy))
 }
 
 fn ends(ended: Vec<Ended>) -> Vec<(u64, CopyEnd)> {
@@ -95,10 +109,23 @@ impl Ledger {
         let bounds = bounds_from(num_tokens, &slots)?;
         let loads: Vec<u32> = loads.extract()?;
         let jobs = self.run(batch.py(), |ledger| ledger.alloc_with_loads(&slots, &bounds, &loads))?;
-        let load = |job: cache_manager::LoadJob| {
-            (job.slot.0, job.first, job.copy.id.0, job.copy.pages.iter().map(|page| page.0).collect())
-        };
-        Ok(jobs.into_iter().map(load).collect())
+        Ok(jobs.iter().map(load).collect())
+    }
+
+    /// `alloc`, with what other tiers have of each request's blocks: `(first block, a list a group)`, which says
+    /// of each block from that one on whether it is there. With `only`, requests that load nothing are not planned.
+    fn alloc_with_blocks(
+        &self,
+        batch: &Bound<'_, PyAny>,
+        num_tokens: Option<&Bound<'_, PyAny>>,
+        there: Vec<(usize, Vec<Vec<bool>>)>,
+        only: bool,
+    ) -> PyResult<Vec<Load>> {
+        let slots = slots_of(batch, &self.shared, false)?;
+        let bounds = bounds_from(num_tokens, &slots)?;
+        let there: Vec<_> = there.into_iter().map(|(first, groups)| Presence { first, groups }).collect();
+        let jobs = self.run(batch.py(), |ledger| ledger.alloc_with_blocks(&slots, &bounds, &there, only))?;
+        Ok(jobs.iter().map(load).collect())
     }
 
     /// `alloc`, with what the tier that the ledger asks itself has: `(number of requests, loads that began)`, each
@@ -171,12 +198,12 @@ impl Ledger {
         Ok((step.0, ready.into_iter().map(|slot| slot.0).collect()))
     }
 
-    /// Offloads that began since the last call: `(copy, pages, keys)` each.
-    fn take_offloads<'py>(&self, py: Python<'py>) -> PyResult<Vec<(u64, Vec<u32>, Keys<'py>)>> {
+    /// Offloads that began since the last call: `(copy, pages, keys)` each, a list for each group.
+    fn take_offloads<'py>(&self, py: Python<'py>) -> PyResult<Vec<Offload<'py>>> {
         let jobs = self.shared.with(py, cache_manager::Ledger::take_offloads)?;
         let offload = |job: cache_manager::OffloadJob| {
-            let pages = job.copy.pages.iter().map(|page| page.0).collect();
-            (job.copy.id.0, pages, keys(py, &job.keys))
+            let keys = job.copy.parts().map(|(_, part)| keys(py, &job.keys[part]));
+            (job.copy.id.0, pages_by_group(&job.copy), keys.collect())
         };
         Ok(jobs.into_iter().map(offload).collect())
     }

@@ -42,13 +42,13 @@ pub(crate) struct DiskDirectory {
 }
 
 impl DiskDirectory {
-    /// Opens the store for a tier above whose units are those of `arena`, for a pool of so many pages: of `bytes` bytes,
-    /// or twice the pool, as far as there is room, if that is None.
+    /// Opens the store for a tier above whose units are those of `arena`, for a pool of so many pages: of a `share` of
+    /// `bytes` bytes, or of twice the pool, as far as its share of the room goes, if that is None.
     pub(crate) fn open(
         &self,
         arena: Arc<Arena>,
         pages: usize,
-        bytes: Option<u64>,
+        (bytes, share): (Option<u64>, Share),
         depth: usize,
         fsync: &str,
         policy: EvictionPolicy,
@@ -72,7 +72,8 @@ impl DiskDirectory {
         let mut place = self.directory.lock();
         let directory = place.take().ok_or_else(|| PyRuntimeError::new_err("disk: another tier has it"))?;
         let one = Layout { block_bytes, content_bytes: self.content_bytes, slots: 1 };
-        let layout = layout(&directory, one, bytes, 2 * (block_bytes * pages) as u64)?;
+        let bytes = bytes.map(|bytes| share.of(bytes));
+        let layout = layout(&directory, one, bytes, 2 * (block_bytes * pages) as u64, share)?;
         let files = Files::open(directory, &layout, true).map_err(|error| raised(&error))?;
         #[cfg(feature = "faults")]
         let files = crate::faults::files(files, &self.faults);
@@ -84,11 +85,30 @@ impl DiskDirectory {
     }
 }
 
+/// A part of what several groups have together.
+#[derive(Clone, Copy)]
+pub(crate) struct Share {
+    pub(crate) own: u64,
+    pub(crate) all: u64,
+}
+
+impl Share {
+    fn of(self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.own) / u128::from(self.all)) as u64
+    }
+}
+
 /// The sizes of a store of `bytes` bytes and blocks like `one`; of as many as there is room for, up to `wished`, if that is None.
-fn layout(directory: &Directory, one: Layout, bytes: Option<u64>, wished: u64) -> PyResult<Layout> {
+fn layout(
+    directory: &Directory,
+    one: Layout,
+    bytes: Option<u64>,
+    wished: u64,
+    share: Share,
+) -> PyResult<Layout> {
     let each = one.slot_bytes() as u64 + one.entry_bytes() as u64;
     let room = directory.room().map_err(|error| raised(&error))?;
-    let bytes = bytes.unwrap_or(wished.min(room / 10 * 9));
+    let bytes = bytes.unwrap_or(wished.min(share.of(room / 10 * 9)));
     let slots = bytes.saturating_sub(one.entry_at(0)) / each;
     if slots == 0 {
         let hundredths = one.bytes().div_ceil((1 << 30) / 100); // of a GiB

@@ -30,6 +30,8 @@ mod scheduling;
 mod shared;
 mod suspension;
 mod tables;
+mod tier_blocks;
+mod tier_metrics;
 mod tiered;
 mod tokens;
 mod transfer;

@@ -7,12 +7,13 @@ use crate::ledger::Ledger;
 use crate::tokens::tokens_from;
 use block_hash::{Chain, Guards};
 use block_pool::Slab;
-use cache_manager::{BlockKey, MissReason, PrefixQuery};
+use cache_manager::{BlockKey, MissReason, PrefixQuery, Presence};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 /// `(reusable blocks that are held, the same by group, reusable blocks, hash of the first block not stored, why it is
-/// not, the step of its eviction, keys of the blocks from there on)`.
+/// not, the step of its eviction, keys of the full blocks behind those that are stored)`. With windows or several groups
+/// the keys are those behind the reusable blocks.
 type Reuse<'py> =
     (u32, Vec<u32>, u32, Option<Bound<'py, PyBytes>>, Option<&'static str>, Option<u32>, Keys<'py>);
 
@@ -85,7 +86,8 @@ impl Ledger {
         let reuse = self.shared.with(py, |ledger| {
             if other_namespaces { ledger.probe_namespaces(&query) } else { ledger.probe(&query) }
         })?;
-        let rest = self.keys_from(py, &query, reuse.present as usize);
+        let plain = self.config.groups.len() == 1 && !self.config.groups[0].kind.forgets();
+        let rest = self.keys_from(py, &query, if plain { reuse.present } else { reuse.all } as usize);
         Ok((
             reuse.allocated,
             reuse.allocated_by_group,
@@ -95,6 +97,30 @@ impl Ledger {
             reuse.miss.and_then(|miss| miss.evicted_at).map(|step| step.0),
             keys(py, &rest),
         ))
+    }
+
+    /// Leading blocks that could be reused, and full ones that are there, if `there`, `(first block, a list a group)`,
+    /// says which blocks from the first one on other tiers have.
+    #[expect(clippy::too_many_arguments, reason = "one Python signature")]
+    #[pyo3(signature = (tokens, there, *, salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides))]
+    fn probe_with<'py>(
+        &self,
+        tokens: &Bound<'py, PyAny>,
+        there: (usize, Vec<Vec<bool>>),
+        salt: Option<&Bound<'py, PyAny>>,
+        lora_id: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = generation_from)] lora_generation: u64,
+        mm_items: Option<&Bound<'py, PyAny>>,
+        prompt_embeds: Option<&Bound<'py, PyAny>>,
+        extra_ids: Option<&Bound<'py, PyAny>>,
+        overrides: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(u32, u32)> {
+        let py = tokens.py();
+        let keywords =
+            BlockKeywords { salt, lora_id, lora_generation, mm_items, prompt_embeds, extra_ids, overrides };
+        let query = self.query(py, tokens, keywords.parse()?)?;
+        let there = Presence { first: there.0, groups: there.1 };
+        self.shared.with(py, |ledger| ledger.probe_with(&query, &there))
     }
 
     /// Fails when the books are in disorder, as every call does then.
@@ -112,13 +138,16 @@ impl Ledger {
         let corrupt = |what: String| errors::named(py, "LedgerCorruptError", what);
         verified.map_err(|fault| corrupt(fault.to_string()))?;
         let Some(tier) = self.tier.as_ref().map(|tier| &tier.get().core) else { return Ok(()) };
-        tier.verify().map_err(|fault| corrupt(format!("host tier: {fault}")))?;
-        match tier.private_units() {
-            Some(private) if private != held => {
-                Err(corrupt(format!("host tier: units {private:?} are private, requests hold {held:?}")))
+        for (number, group) in tier.groups().iter().enumerate() {
+            group.verify().map_err(|fault| corrupt(format!("host tier: {fault}")))?;
+            let held = held.iter().filter(|(of, _)| of.index() == number).map(|&(_, unit)| unit);
+            let held: Vec<_> = held.collect();
+            if let Some(private) = group.private_units().filter(|private| *private != held) {
+                let what = format!("host tier: units {private:?} are private, requests hold {held:?}");
+                return Err(corrupt(what));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {

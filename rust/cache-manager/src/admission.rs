@@ -3,11 +3,12 @@
 use crate::error::LedgerError;
 use crate::groups::GroupKind;
 use crate::ledger::Ledger;
-use crate::loads::LoadJob;
+use crate::loads::{LoadJob, Presence};
 use crate::planning::{Plan, Scratch};
 use crate::sequence::StepOut;
 use crate::slots::SlotId;
 use crate::tiers::{Loads, OuterTier};
+use crate::write_policy::WritePolicy;
 
 impl Ledger {
     /// Takes prefix hits and reserves pages for the next forward of every request in `batch`.
@@ -43,6 +44,30 @@ impl Ledger {
             )));
         }
         self.alloc_with(batch, num_tokens, Loads::Given(loads))
+    }
+
+    /// The same with several groups or windows, where `there[i]` says which blocks the tiers have for request `i`: as
+    /// many are loaded as make the longest prefix that all groups can go on from. Nothing of blocks before those that
+    /// [`Ledger::wanted`] found on the device is asked. Empty: nothing is there. With `only`, requests that load nothing
+    /// are not planned.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn alloc_with_blocks(
+        &mut self,
+        batch: &[SlotId],
+        num_tokens: &[u32],
+        there: &[Presence],
+        only: bool,
+    ) -> Result<Vec<LoadJob>, LedgerError> {
+        if !there.is_empty() && there.len() != batch.len() {
+            return Err(LedgerError::Mismatch(format!(
+                "there has {} entries for {} requests",
+                there.len(),
+                batch.len()
+            )));
+        }
+        self.alloc_with(batch, num_tokens, Loads::Known { there, only })
     }
 
     /// [`Ledger::alloc`] with loads from somewhere, one or none a request.
@@ -144,7 +169,7 @@ impl Ledger {
         if !self.step_open {
             self.open_step();
         }
-        self.step_joined |= scratch.plans.iter().any(|plan| plan.load == 0);
+        self.step_joined |= scratch.plans.iter().any(|plan| plan.load.is_none());
         self.events.seal();
         let lead = self.config.lead();
         let step = self.step.0;
@@ -158,6 +183,10 @@ impl Ledger {
                     }
                 });
             }
+            for load in scratch.plans.iter().filter_map(|plan| plan.load.as_ref()) {
+                let stored: Vec<_> = load.stored(group).collect();
+                self.pools[group].reuse_all(&stored, |_| {});
+            }
         }
         for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
             self.take_hit(plan.slot, plan.hit_end(&self.config), &plan.hit, &scratch.found);
@@ -167,13 +196,10 @@ impl Ledger {
         if self.config.huge_pages.is_some() {
             self.left = self.demand(scratch);
         }
-        let mut taken = 0;
         for (plan, pages) in scratch.plans(self.config.groups.len()) {
-            taken += pages.iter().map(|pages| pages.count()).sum::<u32>();
-            if plan.load > 0 {
+            if let Some(load) = &plan.load {
                 self.admit(plan);
-                let rest = pages[0].new - plan.load;
-                jobs.extend(self.begin_load(plan.slot, plan.first_load, plan.load, rest));
+                jobs.extend(self.begin_load(plan.slot, load, pages));
                 continue;
             }
             for (group, &pages) in self.config.group_ids().zip(pages) {
@@ -206,8 +232,8 @@ impl Ledger {
             self.admit(plan);
             self.plan_step(plan);
         }
-        if taken > 0 {
-            self.demote_ahead(taken);
+        if let WritePolicy::OnEvict { .. } = self.config.write_policy {
+            self.demote_ahead(&self.demand(scratch));
         }
         jobs
     }

@@ -5,6 +5,7 @@ use crate::groups::{Group, GroupKind};
 use crate::write_policy::WritePolicy;
 use block_hash::Algo;
 use block_pool::{EvictionPolicy, GroupId, Member, Pool, Pools, Priority, ShapeError, SlabShape};
+use smallvec::SmallVec;
 
 /// What happens when a sequence publishes a block that another sequence published before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,6 +150,11 @@ impl LedgerConfig {
     /// The groups' numbers.
     pub(crate) fn group_ids(&self) -> impl DoubleEndedIterator<Item = GroupId> + use<> {
         (0..self.groups.len()).map(|group| GroupId(group as u8))
+    }
+
+    /// Which blocks each group needs.
+    pub(crate) fn kinds(&self) -> SmallVec<[GroupKind; 4]> {
+        self.groups.iter().map(|group| group.kind).collect()
     }
 
     /// Which blocks a group needs.

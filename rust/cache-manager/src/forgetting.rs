@@ -29,6 +29,9 @@ impl Ledger {
         if !self.copies.in_flight.is_empty() {
             return Err(self.in_use());
         }
+        for group in self.config.group_ids() {
+            drop(self.take_page_copies(group)); // whoever they were planned for has let go
+        }
         let epoch = self.epoch;
         // Nothing of these is on the device. One that has placeholders alone goes on by itself: no token to come reads
         // what they stand for, and the blocks that its next would follow are forgotten.
@@ -47,23 +50,19 @@ impl Ledger {
     pub fn check_unused(&self) -> Result<(), LedgerError> {
         self.check_awake()?;
         let held = |group| self.pools[group].held() > self.pools[group].in_flight();
-        if self.config.group_ids().any(held) || !self.page_copies.is_empty() {
-            Err(self.in_use())
-        } else {
-            Ok(())
-        }
+        if self.config.group_ids().any(held) { Err(self.in_use()) } else { Ok(()) }
     }
 
     fn in_use(&self) -> LedgerError {
         let holds = |sequence: &Sequence| {
-            let returning = sequence.suspension.as_ref().is_some_and(|it| !it.pages().is_empty());
+            let returning = sequence.suspension.as_ref().is_some_and(|it| it.pages().next().is_some());
             returning || !sequence.holds_no_page() || sequence.load.is_some()
         };
         LedgerError::InUse {
             pages: self.config.group_ids().map(|group| self.pools[group].held()).sum(),
             requests: self.slots.iter().filter(|(_, sequence)| holds(sequence)).count(),
             pins: self.pins.pages.len(),
-            copies: self.copies.in_flight.len() + self.page_copies.len(),
+            copies: self.copies.in_flight.len(),
         }
     }
 

@@ -187,7 +187,7 @@ pub fn joint_hit(
     page_size: u32,
     least: u32,
     most: u32,
-    present: impl Fn(GroupId, u32) -> bool,
+    mut present: impl FnMut(GroupId, u32) -> bool,
 ) -> Option<u32> {
     let mut hit = most;
     loop {
@@ -211,7 +211,7 @@ fn longest_hit(
     page_size: u32,
     least: u32,
     most: u32,
-    present: impl Fn(u32) -> bool,
+    mut present: impl FnMut(u32) -> bool,
 ) -> u32 {
     let sinks = kind.needed(0, page_size).sinks.min(most);
     let mut hit = (0..sinks).find(|&block| !present(block)).unwrap_or(most);

@@ -73,6 +73,11 @@ impl Found {
         }
     }
 
+    /// Adds pages of a group that are no hit, but are taken with the batch.
+    pub(crate) fn add(&mut self, group: GroupId, pages: impl Iterator<Item = PageId>) {
+        self.all_mut(group).extend(pages);
+    }
+
     fn all_mut(&mut self, group: GroupId) -> &mut Vec<PageId> {
         match group.index().checked_sub(1) {
             None => &mut self.first.pages,

@@ -19,7 +19,7 @@ use crate::write_policy::Demotion;
 use block_hash::{Identity, Token};
 use block_pool::{GroupId, PageId, Pool, Pools, Step, Taken};
 use radix_tree::{NodeId, ParentId, PrefixTree};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use tiered_connector::job::UnitId;
 
@@ -40,10 +40,10 @@ pub struct Ledger {
     pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
     pub(crate) offloads: Vec<OffloadJob>,
-    /// Units of a tier that no request uses any more.
-    pub(crate) units_let_go: Vec<UnitId>,
-    /// Blocks that the newest publication stored.
-    pub(crate) published: Vec<usize>,
+    /// Units of each group's tier that no request uses any more.
+    pub(crate) units_let_go: Vec<(GroupId, UnitId)>,
+    /// Blocks of each group that the newest publication stored.
+    pub(crate) published: SmallVec<[Vec<usize>; 1]>,
     pub(crate) demotion: Demotion,
     /// Planned and not taken, in order.
     pub(crate) page_copies: Vec<PageCopy>,
@@ -101,8 +101,8 @@ impl Ledger {
             pins: Pins::default(),
             offloads: Vec::new(),
             units_let_go: Vec::new(),
-            published: Vec::new(),
-            demotion: Demotion::default(),
+            published: smallvec![Vec::new(); config.groups.len()],
+            demotion: Demotion::new(config.groups.len()),
             page_copies: Vec::new(),
             fills: Fills::new(&config),
             counters: Counters::default(),

@@ -38,7 +38,7 @@ impl Ledger {
         }
         sequence.check_present(slot)?;
         sequence.drop_steps_out(launched);
-        drop_load(sequence, page_size, &mut self.pools[GroupId::FIRST]);
+        drop_load(sequence, &self.config, &mut self.pools, &self.tree);
         sequence.tokens.truncate(len as usize);
         // From an item that is cut short on, blocks have another identity than they had.
         let same = sequence.extras.truncate(len as usize).map_or(len, |token| token as u32);
@@ -86,14 +86,13 @@ impl Ledger {
     pub fn preempt(&mut self, batch: &[SlotId]) -> Result<(), LedgerError> {
         self.check_batch(batch)?;
         let launched = self.launched_before();
-        let (current, page_size) = (self.epoch, self.config.page_size);
+        let current = self.epoch;
         for &slot in batch {
             self.store_tail(slot);
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
-            let first = &mut self.pools[GroupId::FIRST];
-            drop_load(sequence, page_size, first);
-            self.units_let_go.extend(drop_suspension(sequence, first));
+            drop_load(sequence, &self.config, &mut self.pools, &self.tree);
+            self.units_let_go.extend(drop_suspension(sequence, &mut self.pools));
             sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, current);
             start_over(sequence, &mut self.tree, current);
             self.counters.preemptions += 1;
@@ -144,9 +143,8 @@ impl Ledger {
         let mut sequence = self.slots.remove(slot)?;
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
-        let first = &mut self.pools[GroupId::FIRST];
-        drop_load(&mut sequence, self.config.page_size, first);
-        self.units_let_go.extend(drop_suspension(&mut sequence, first));
+        drop_load(&mut sequence, &self.config, &mut self.pools, &self.tree);
+        self.units_let_go.extend(drop_suspension(&mut sequence, &mut self.pools));
         sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, self.epoch);
         if sequence.epoch == self.epoch {
             self.tree.release_namespace(sequence.namespace);

@@ -77,7 +77,7 @@ pub use faults::Fault;
 pub use groups::{Group, GroupKind, Needed, Snapshots, joint_hit};
 pub use histogram::Histogram;
 pub use ledger::{Ledger, RefusedClaim};
-pub use loads::{BlockKey, LoadJob, Wanted};
+pub use loads::{BlockKey, LoadJob, Presence, Wanted};
 pub use misses::{Miss, MissReason};
 pub use needs::Outlook;
 pub use offloads::{OffloadJob, Place};

@@ -14,6 +14,7 @@ use crate::partial::{Partial, TakenOver};
 use crate::planning::{Change, Forward, blocks_behind};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
+use crate::suspension::Stage;
 use block_pool::GroupId;
 use radix_tree::NodeId;
 use smallvec::{SmallVec, smallvec};
@@ -214,8 +215,12 @@ impl Ledger {
                 position += next.part.map_or(0, |part| part.run);
             }
         }
-        if !sequence.dummy && position < sequence.most_tokens(&self.config) {
-            next.forward = Some(sequence.forward(position, most));
+        let forward = sequence.forward(position, most);
+        let held = u64::from(forward.len + sequence.draft_room([].iter()));
+        let room = u64::from(self.config.max_blocks_per_request(sequence.drafts)) * u64::from(page_size);
+        let fits = position < sequence.length_limit(&self.config) && held <= room; // as `alloc` sees it
+        if !sequence.dummy && (fits || position < sequence.most_tokens(&self.config)) {
+            next.forward = Some(forward);
         }
         Ok(next)
     }
@@ -307,7 +312,7 @@ impl Sequence {
     fn arrival(&self, page_size: u32) -> u32 {
         match (&self.suspension, &self.load) {
             (Some(suspension), _) => suspension.processed,
-            (None, Some(load)) => (load.first + load.pages.len() as u32) * page_size,
+            (None, Some(load)) => load.end * page_size,
             (None, None) => self.position,
         }
     }
@@ -316,8 +321,10 @@ impl Sequence {
     fn blocks_held(&self, group: GroupId, page_size: u32) -> u32 {
         let held = self.row(group).pages.len() as u32;
         match (&self.suspension, &self.load) {
-            (Some(suspension), _) => suspension.pages,
-            (None, Some(load)) => held.max(self.arrival(page_size) / page_size) + load.rest.len() as u32,
+            (Some(suspension), _) => suspension.rows[group.index()].blocks,
+            (None, Some(load)) => {
+                held.max(self.arrival(page_size) / page_size) + load.rows[group.index()].rest.len() as u32
+            }
             (None, None) => held,
         }
     }
@@ -325,7 +332,9 @@ impl Sequence {
     /// Pages of a group that it takes to come back from where it was set aside.
     fn pages_to_return(&self, group: GroupId) -> u32 {
         match &self.suspension {
-            Some(suspension) if group == GroupId::FIRST => suspension.pages - suspension.pages().len() as u32,
+            Some(suspension) if !matches!(suspension.stage, Stage::Returning(..)) => {
+                suspension.rows[group.index()].pages()
+            }
             _ => 0,
         }
     }

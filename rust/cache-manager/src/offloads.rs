@@ -17,7 +17,7 @@ pub struct Place {
 
 /// Blocks to copy to another tier, with the pages that hold them.
 pub struct OffloadJob {
-    /// What the blocks are, in the order of the pages.
+    /// What the blocks are, in the order of the copy's pages: group by group.
     pub keys: Vec<BlockKey>,
     /// Where each lies in its prefix.
     pub places: Vec<Place>,

@@ -7,7 +7,7 @@
 
 use crate::ledger::Ledger;
 use crate::offloads::Place;
-use block_pool::PageId;
+use block_pool::{GroupId, PageId};
 use radix_tree::{AdapterId, NodeId};
 use tiered_connector::job::Origin;
 
@@ -20,9 +20,11 @@ pub fn content_bytes(page_size: u32) -> usize {
 }
 
 impl Ledger {
-    /// Where the block on `page` comes from; nothing if the page stands for none.
-    pub(crate) fn origin(&self, page: PageId, place: Place) -> Origin {
-        let Some(node) = self.pool().node(page).map(|link| NodeId(link.0)) else { return Origin::default() };
+    /// Where the block on a group's `page` comes from; nothing if the page stands for none.
+    pub(crate) fn origin(&self, group: GroupId, page: PageId, place: Place) -> Origin {
+        let Some(node) = self.pools[group].node(page).map(|link| NodeId(link.0)) else {
+            return Origin::default();
+        };
         let tree = &self.tree;
         let mut content = Vec::with_capacity(content_bytes(self.config.page_size));
         let tokens = tree.tokens(node);

@@ -10,6 +10,7 @@ use crate::config::LedgerConfig;
 use crate::ledger::Ledger;
 use block_pool::{GroupId, PageId};
 use memory::Array;
+use std::collections::HashSet;
 
 /// The page holds another group's bytes.
 const FOREIGN: u8 = 1;
@@ -86,6 +87,17 @@ impl Fills {
             }
         }
         taken
+    }
+
+    /// A copy fills pages that were just taken: zeros would come behind it. If it fails they are what they were.
+    pub(crate) fn copied_to(&mut self, pages: impl Iterator<Item = (GroupId, PageId)>) {
+        if self.planned.is_empty() {
+            return;
+        }
+        let pages: HashSet<_> = pages.collect();
+        for (group, page) in self.planned.extract_if(.., |planned| pages.contains(planned)) {
+            self.groups[group.index()].states[page.index()] = FOREIGN;
+        }
     }
 }
 

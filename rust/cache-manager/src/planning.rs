@@ -5,6 +5,7 @@ use crate::error::LedgerError;
 use crate::groups::GroupKind;
 use crate::hits::{Found, Hit};
 use crate::ledger::{Ledger, check_length};
+use crate::loads::LoadPlan;
 use crate::misses::{Miss, MissReason};
 use crate::page_copies::Leaving;
 use crate::partial::{Partial, TakenOver};
@@ -31,9 +32,8 @@ pub(crate) struct Plan {
     pub(crate) placeholder: bool,
     /// Drafts that it verifies behind them.
     pub(crate) drafts: u32,
-    /// Blocks to load before a forward can be planned, and the first of them.
-    pub(crate) load: u32,
-    pub(crate) first_load: u32,
+    /// What has to be loaded before a forward can be planned.
+    pub(crate) load: Option<Box<LoadPlan>>,
 }
 
 impl Plan {
@@ -231,8 +231,14 @@ impl Ledger {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let planned = scratch.pages.len();
             let plan = self.plan_one(index, slot, bound, loads, scratch)?;
+            if loads.are_all() && plan.load.is_none() {
+                scratch.pages.truncate(planned);
+                continue;
+            }
             for (group, pages) in self.config.group_ids().zip(&mut scratch.pages[planned..]) {
-                if self.config.kind(group).is_recurrent() {
+                if plan.load.is_some() {
+                    // Nothing is computed, and nothing copied.
+                } else if self.config.kind(group).is_recurrent() {
                     let sequence = self.sequence(slot)?;
                     pages.copies = self.must_copy_state(sequence, group, &plan, &mut scratch.leaving);
                 } else if pages.copies {
@@ -279,6 +285,11 @@ impl Ledger {
         for (plan, taken) in scratch.plans(self.config.groups.len()) {
             let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
             for group in self.config.group_ids() {
+                for page in plan.load.iter().flat_map(|load| load.stored(group)) {
+                    if self.pools[group].is_evictable(page) && self.pools[group].mark(page) {
+                        room.claim(&self.pools, group, page);
+                    }
+                }
                 let part = self.partial_page(plan, group);
                 let change = Change { sequence, hit: &plan.hit, start: plan.start, part };
                 change.pages(&self.config, &mut self.pools, &scratch.found, group, |pools, page, gains| {
@@ -365,17 +376,21 @@ impl Ledger {
         let mut start = sequence.position.max(hit_end * page_size);
         // What the request has computed and not stored is not loaded either.
         let first_load = (on_device as u32).max(start / page_size);
-        let most_load = if reads && sequence.may_load() && self.config.is_plain() {
-            ((sequence.known() - 1) / page_size).saturating_sub(first_load)
+        let limit = (sequence.known() - 1) / page_size;
+        let load = if reads && first_load < limit && sequence.may_load() {
+            loads.of(
+                index,
+                (slot, sequence),
+                (first_load, limit),
+                &self.config,
+                &self.tree,
+                &mut self.reader,
+            )?
         } else {
-            0
+            loads.none(index, slot)?
         };
-        let load = loads.of(index, sequence, first_load, most_load);
-        if load > most_load {
-            return Err(LedgerError::BadLoad { slot, given: load, most: most_load });
-        }
         let mut partial = None;
-        if scratch.partly && reads && load == 0 && sequence.position < sequence.prompt_end {
+        if scratch.partly && reads && load.is_none() && sequence.position < sequence.prompt_end {
             let nodes = scratch.found.nodes(&hit);
             let (tree, pools) = (&self.tree, &self.pools);
             partial = Partial::find(&self.config, tree, pools, sequence, nodes, start, &scratch.taken_over);
@@ -383,9 +398,10 @@ impl Ledger {
         start += partial.map_or(0, |partial| partial.run);
         let taken_over = u32::from(partial.is_some_and(|partial| partial.takes_over));
         let forward = sequence.forward(start, self.config.most_tokens(bound));
+        let counts = load.is_some() || !loads.are_all(); // else it is not planned
         let limit = self.config.max_blocks_per_request(sequence.drafts);
         let most = forward.len + sequence.draft_room([].iter());
-        if u64::from(most) > u64::from(limit) * u64::from(page_size) {
+        if counts && u64::from(most) > u64::from(limit) * u64::from(page_size) {
             let group = self.config.lead();
             let room = self.room(group, most.div_ceil(page_size), self.pools.available(group));
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
@@ -401,8 +417,6 @@ impl Ledger {
                 Ledger::new_state(start)
             } else if kind.lasts() {
                 if row.pages.is_empty() { kind.lasting(sequence.encoder, page_size) } else { 0 }
-            } else if load > 0 {
-                load + most.div_ceil(page_size).saturating_sub(held.max(first_load + load))
             } else {
                 blocks_behind(held, covered, page_size)
             };
@@ -414,13 +428,16 @@ impl Ledger {
                     (kind.held(start, covered, page_size), kind.held(most - 1, most, page_size));
                 at_most.push(if kind.forgets() { now.max(last) } else { last });
             }
-            scratch.pages.push(NewPages { new, copies: sequence.exposed && load == 0 && !kind.lasts() });
+            scratch.pages.push(NewPages { new, copies: sequence.exposed && !kind.lasts() });
         }
-        if !plain {
+        if counts && !plain {
             self.check_capacity(slot, most, &at_most)?;
         }
+        let load = load.and_then(|mut load| {
+            self.plan_load_pages(&mut load, slot, start, bound, hit_end, scratch).then_some(load)
+        });
         let Forward { end, placeholder, drafts, .. } = forward;
-        Ok(Plan { slot, hit, partial, missed, start, end, placeholder, drafts, load, first_load })
+        Ok(Plan { slot, hit, partial, missed, start, end, placeholder, drafts, load: load.map(Box::new) })
     }
 
     /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.

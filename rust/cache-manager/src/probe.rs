@@ -1,9 +1,10 @@
 //! What a prefix would reuse, without changing anything.
 
 use crate::blocks::{BlockReader, Prefix};
-use crate::groups::Needed;
+use crate::groups::{Needed, joint_hit};
 use crate::hits::stored_prefix;
 use crate::ledger::Ledger;
+use crate::loads::Presence;
 use crate::misses::{Miss, MissReason};
 use block_hash::{Chain, ExtraKeys, Identity, Token};
 use block_pool::PageState;
@@ -40,6 +41,37 @@ pub struct PrefixReuse {
 }
 
 impl Ledger {
+    /// How many blocks of the prompt could be reused, and how many full ones are there at all, in leading blocks, if
+    /// `there` says which ones other tiers have beside the device.
+    pub fn probe_with(&self, query: &PrefixQuery, there: &Presence) -> (u32, u32) {
+        let (full, page_size) = (query.chain.len(), self.config.page_size);
+        if !self.config.prefix_caching || full == 0 {
+            return (0, 0);
+        }
+        let mut nodes = Vec::new();
+        if let Some(namespace) = self.tree.find_namespace(&query.namespace) {
+            let prefix = Prefix {
+                log: &query.tokens,
+                keys: query.chain.keys(),
+                extras: &query.extras,
+                page_size: page_size as usize,
+            };
+            let root = ParentId::Root(namespace);
+            prefix.walk_nodes(&self.tree, root, 0..full, &mut BlockReader::default(), &mut nodes);
+        }
+        let (kinds, reusable) = (self.config.kinds(), (query.tokens.len() as u32 - 1) / page_size);
+        let stored = |group, block: u32| {
+            nodes.get(block as usize).is_some_and(|&node| self.tree.page(node, group).is_some())
+        };
+        // What a hit on the device needs of the blocks before its end is there.
+        let longest = |most: u32| {
+            let first = stored_prefix(&self.config, &self.tree, &nodes, most as usize) as u32;
+            let present = |group, block| block < first || stored(group, block) || there.has(group, block);
+            joint_hit(&kinds, page_size, first, most, present).unwrap_or(first)
+        };
+        (longest(reusable), longest(full as u32))
+    }
+
     /// What the prompt would reuse. The last token of a prompt must be computed, so that a block that
     /// holds it is never reusable.
     pub fn probe(&self, query: &PrefixQuery) -> PrefixReuse {

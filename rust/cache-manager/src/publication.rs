@@ -47,7 +47,7 @@ impl Ledger {
     fn publish_up_to(&mut self, slot: SlotId, computed: usize) {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
         sequence.hash_known(self.config.page_size as usize);
-        self.published.clear();
+        self.published.iter_mut().for_each(Vec::clear);
         let first = sequence.nodes.len();
         let mut publication = Publication {
             config: &self.config,
@@ -85,8 +85,8 @@ struct Publication<'a> {
     evicted: &'a mut EvictedKeys,
     counters: &'a mut Counters,
     reader: &'a mut BlockReader,
-    /// Blocks that are new in the cache.
-    published: &'a mut Vec<usize>,
+    /// Blocks that are new in the cache, of each group.
+    published: &'a mut [Vec<usize>],
     /// The last that each group has got, not told yet.
     runs: SmallVec<[Run; 1]>,
     /// One past the last block that was stored before, now or by somebody else.
@@ -215,6 +215,7 @@ impl Publication<'_> {
         if let Some(retention) = sequence.retention_of(block, page_size) {
             pool.retain(page, retention);
         }
+        self.published[group.index()].push(block);
         if let Some(before) = self.runs[group.index()].add(block, pool.priority(page)) {
             self.tell(group, &before);
         }
@@ -227,6 +228,5 @@ impl Publication<'_> {
         }
         self.evicted.forget(keys[block]);
         self.counters.published_blocks += 1;
-        self.published.push(block);
     }
 }

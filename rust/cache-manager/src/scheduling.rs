@@ -149,11 +149,9 @@ impl Pass {
 impl Sequence {
     /// Every page of a group that the request holds, wherever.
     fn all_pages(&self, group: GroupId) -> impl Iterator<Item = PageId> + '_ {
-        let first = group == GroupId::FIRST;
-        let load =
-            self.load.iter().filter(move |_| first).flat_map(|load| load.pages.iter().chain(&load.rest));
-        let returning =
-            self.suspension.iter().filter(move |_| first).flat_map(|suspension| suspension.pages());
-        self.row(group).held().map(|(_, page)| page).chain(load.chain(returning).copied())
+        let load = self.load.iter().flat_map(move |load| load.rows[group.index()].held());
+        let returning = self.suspension.iter().flat_map(|suspension| suspension.pages());
+        let returning = returning.filter(move |(of, _)| *of == group).map(|(_, page)| page);
+        self.row(group).held().map(|(_, page)| page).chain(load).chain(returning)
     }
 }

@@ -5,16 +5,19 @@
 //! that was preempted. It comes back to where it stood, on other pages, and its blocks are published again. When
 //! a copy failed its KV is lost: it computes all its tokens again, as after [`Ledger::preempt`].
 
-use crate::copies::{CopyEnd, CopyId, CopyJob};
+use crate::copies::{CopyEnd, CopyId, CopyJob, CopyPages};
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::Ledger;
 use crate::letting_go::start_over;
+use crate::page_copies::PageCopy;
+use crate::row::Row;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{GroupId, PageId, Pool, Step};
+use block_pool::{GroupId, PageId, Pools, Step};
 use completion::Completion;
+use smallvec::{SmallVec, smallvec};
 use std::fmt;
-use tiered_connector::connector::{Closed, NoUnits, TieredConnector};
+use tiered_connector::connector::{Closed, NoUnits};
 use tiered_connector::job::UnitId;
 
 /// A tier that keeps pages of one request apart from all blocks. No call waits, and none calls the ledger.
@@ -25,13 +28,14 @@ pub trait PrivateTier {
     /// Why not.
     fn check_open(&mut self) -> Result<(), Closed>;
 
-    /// Takes `count` units, or none.
+    /// Takes `count` units for a group's pages, or none.
     ///
     /// # Errors
     /// Too few are left.
-    fn reserve(&mut self, count: usize) -> Result<Vec<UnitId>, NoUnits>;
+    fn reserve(&mut self, group: GroupId, count: usize) -> Result<Vec<UnitId>, NoUnits>;
 
-    /// Begins to copy the pages of `job` into units; [`take_ended`](crate::OuterTier::take_ended) tells of the end.
+    /// Begins to copy the pages of `job` into units, one for each; [`take_ended`](crate::OuterTier::take_ended) tells
+    /// of the end.
     ///
     /// # Errors
     /// Nothing is copied, and nothing will be told.
@@ -43,42 +47,60 @@ pub trait PrivateTier {
     /// As there.
     fn load_private(&mut self, units: &[UnitId], job: &CopyJob) -> Result<Completion, Closed>;
 
-    /// Gives units back; copies may use them still.
-    fn free_private(&mut self, units: &[UnitId]);
+    /// Gives units of a group back; copies may use them still.
+    fn free_private(&mut self, group: GroupId, units: &[UnitId]);
 }
 
-impl PrivateTier for &TieredConnector {
-    fn check_open(&mut self) -> Result<(), Closed> {
-        TieredConnector::check_open(self)
-    }
-
-    fn reserve(&mut self, count: usize) -> Result<Vec<UnitId>, NoUnits> {
-        TieredConnector::reserve(self, count)
-    }
-
-    fn store_private(&mut self, units: &[UnitId], job: &CopyJob) -> Result<Completion, Closed> {
-        TieredConnector::store_private(self, units, &job.pages, job.after, job.id.0)
-    }
-
-    fn load_private(&mut self, units: &[UnitId], job: &CopyJob) -> Result<Completion, Closed> {
-        TieredConnector::load_private(self, units, &job.pages, job.after, job.id.0)
-    }
-
-    fn free_private(&mut self, units: &[UnitId]) {
-        TieredConnector::free_private(self, units);
-    }
-}
+/// Blocks of a request with their pages, of each group.
+type Held = SmallVec<[Vec<(usize, PageId)>; 1]>;
 
 /// What a suspended request has.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Suspension {
-    /// A unit for each block with computed tokens.
-    pub(crate) units: Vec<UnitId>,
     /// Tokens with KV.
     pub(crate) processed: u32,
-    /// Pages that the request held.
-    pub(crate) pages: u32,
+    /// What it had in each group.
+    pub(crate) rows: SmallVec<[Shelved; 1]>,
     pub(crate) stage: Stage,
+}
+
+/// What a suspended request had in a group.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Shelved {
+    /// The unit of each block with computed tokens that the group needs.
+    pub(crate) units: Vec<UnitId>,
+    /// The first blocks that had a page, and the first of the rest that had.
+    pub(crate) sinks: u32,
+    pub(crate) from: u32,
+    /// Blocks of its row.
+    pub(crate) blocks: u32,
+}
+
+impl Shelved {
+    fn new(row: &Row, units: Vec<UnitId>) -> Shelved {
+        let sinks = row.pages.iter().take_while(|&&page| page != PageId::NULL).count() as u32;
+        let gap = row.pages[sinks as usize..].iter().take_while(|&&page| page == PageId::NULL).count() as u32;
+        Shelved { units, sinks, from: sinks + gap, blocks: row.pages.len() as u32 }
+    }
+
+    /// Pages that it had.
+    pub(crate) fn pages(&self) -> u32 {
+        self.blocks - (self.from - self.sinks)
+    }
+
+    /// The blocks that had one.
+    fn held(&self) -> impl Iterator<Item = usize> {
+        (0..self.sinks as usize).chain(self.from as usize..self.blocks as usize)
+    }
+
+    /// The same row on other pages.
+    fn row(&self, pages: &[PageId], version: u32) -> Row {
+        let mut row = Row { pages: vec![PageId::NULL; self.blocks as usize], version, from: 0 };
+        for (block, &page) in self.held().zip(pages) {
+            row.pages[block] = page;
+        }
+        row
+    }
 }
 
 /// Where its KV is.
@@ -86,8 +108,8 @@ pub(crate) struct Suspension {
 pub(crate) enum Stage {
     Leaving(CopyId),
     Away,
-    /// On the way to the first of these pages, which are the request's.
-    Returning(CopyId, Vec<PageId>),
+    /// On the way to the first of these pages of each group, which are the request's.
+    Returning(CopyId, SmallVec<[Vec<PageId>; 1]>),
 }
 
 impl Suspension {
@@ -99,19 +121,31 @@ impl Suspension {
         }
     }
 
-    /// The pages that the request holds.
-    pub(crate) fn pages(&self) -> &[PageId] {
-        if let Stage::Returning(_, pages) = &self.stage { pages } else { &[] }
+    /// The pages that the request holds, with their groups.
+    pub(crate) fn pages(&self) -> impl DoubleEndedIterator<Item = (GroupId, PageId)> {
+        let rows: &[Vec<PageId>] = if let Stage::Returning(_, rows) = &self.stage { rows } else { &[] };
+        let groups = (0..rows.len()).map(|group| GroupId(group as u8));
+        groups.zip(rows).flat_map(|(group, pages)| pages.iter().map(move |&page| (group, page)))
+    }
+
+    /// Its units, with their groups.
+    pub(crate) fn units(&self) -> impl Iterator<Item = (GroupId, UnitId)> {
+        let groups = (0..self.rows.len()).map(|group| GroupId(group as u8));
+        groups.zip(&self.rows).flat_map(|(group, row)| row.units.iter().map(move |&unit| (group, unit)))
     }
 }
 
 impl fmt::Display for Suspension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Suspension { units, processed, pages, stage } = self;
-        let units: Vec<u32> = units.iter().map(|unit| unit.0).collect();
+        let Suspension { processed, rows, stage } = self;
+        let units = |row: &Shelved| row.units.iter().map(|unit| unit.0).collect::<Vec<u32>>();
+        let units: Vec<String> = rows.iter().map(|row| format!("{:?}", units(row))).collect();
+        let pages: Vec<String> = rows.iter().map(|row| row.pages().to_string()).collect();
         write!(
             f,
-            "suspended with {processed} processed tokens, had {pages} pages, units {units:?}, {stage:?}"
+            "suspended with {processed} processed tokens, had {} pages, units {}, {stage:?}",
+            pages.join(", "),
+            units.join(", ")
         )
     }
 }
@@ -159,35 +193,52 @@ impl Ledger {
         batch: &[SlotId],
     ) -> Result<Vec<BegunCopy>, LedgerError> {
         self.check_batch(batch)?;
-        let blocks = batch.iter().map(|&slot| self.suspendable(slot)).collect::<Result<Vec<usize>, _>>()?;
-        let mut units = match tier.reserve(blocks.iter().sum()) {
-            Ok(units) => units.into_iter(),
-            Err(NoUnits::Closed(why)) => return Err(LedgerError::NoTier(why.to_string())),
-            Err(NoUnits::TooFew(room)) => {
-                let (mut free, mut first) = (room.free, 0);
-                while first + 1 < batch.len() && blocks[first] as u32 <= free {
-                    free -= blocks[first] as u32;
-                    first += 1;
+        let pages = batch.iter().map(|&slot| self.suspendable(slot)).collect::<Result<Vec<_>, _>>()?;
+        let mut units = Vec::with_capacity(self.config.groups.len());
+        for group in self.config.group_ids() {
+            let wanted = pages.iter().map(|pages: &Held| pages[group.index()].len()).sum();
+            match tier.reserve(group, wanted) {
+                Ok(reserved) => units.push(reserved.into_iter()),
+                Err(refused) => {
+                    for (group, reserved) in self.config.group_ids().zip(units) {
+                        tier.free_private(group, reserved.as_slice());
+                    }
+                    let room = match refused {
+                        NoUnits::Closed(why) => return Err(LedgerError::NoTier(why.to_string())),
+                        NoUnits::TooFew(room) => room,
+                    };
+                    let wanted: Vec<u32> =
+                        pages.iter().map(|pages| pages[group.index()].len() as u32).collect();
+                    let (mut free, mut first) = (room.free, 0);
+                    while first + 1 < batch.len() && wanted[first] <= free {
+                        free -= wanted[first];
+                        first += 1;
+                    }
+                    let room = NoRoom {
+                        needed: wanted[first],
+                        free,
+                        evictable: room.evictable.min(free),
+                        pinned: room.total - room.free,
+                        total: room.total,
+                    };
+                    return Err(LedgerError::InsufficientUnits { slot: batch[first], room });
                 }
-                let room = NoRoom {
-                    needed: blocks[first] as u32,
-                    free,
-                    evictable: room.evictable.min(free),
-                    pinned: room.total - room.free,
-                    total: room.total,
-                };
-                return Err(LedgerError::InsufficientUnits { slot: batch[first], room });
             }
-        };
+        }
         let mut begun = Vec::with_capacity(batch.len());
-        for (&slot, blocks) in batch.iter().zip(blocks) {
-            let units: Vec<UnitId> = units.by_ref().take(blocks).collect();
+        for (&slot, held) in batch.iter().zip(pages) {
+            let (mut copied, mut shelved) = (CopyPages::default(), SmallVec::new());
             let Some(sequence) = self.slots.get(slot) else { continue };
-            let (pages, last_step) =
-                (sequence.row(GroupId::FIRST).pages[..blocks].to_vec(), sequence.last_step);
-            let job = self.begin_copy(pages, last_step, Some(slot));
+            let last_step = sequence.last_step;
+            for ((group, held), units) in self.config.group_ids().zip(held).zip(&mut units) {
+                let units = units.take(held.len()).collect();
+                shelved.push(Shelved::new(sequence.row(group), units));
+                copied.add_group(held, self.config.kind(group).needed(0, self.config.page_size).sinks);
+            }
+            let job = self.begin_copy(copied, last_step, Some(slot));
+            let units: Vec<UnitId> = shelved.iter().flat_map(|row: &Shelved| &row.units).copied().collect();
             let completion = tier.store_private(&units, &job);
-            self.set_aside(slot, units, job.id);
+            self.set_aside(slot, shelved, job.id);
             self.counters.suspensions += 1;
             match completion {
                 Ok(completion) => begun.push(BegunCopy { slot, job, completion }),
@@ -197,8 +248,8 @@ impl Ledger {
         Ok(begun)
     }
 
-    /// How many blocks of the request have KV to copy.
-    fn suspendable(&self, slot: SlotId) -> Result<usize, LedgerError> {
+    /// The pages of the request that have KV to copy, with their blocks.
+    fn suspendable(&self, slot: SlotId) -> Result<Held, LedgerError> {
         let sequence = self.sequence(slot)?;
         sequence.check_present(slot)?;
         if sequence.dummy {
@@ -214,24 +265,30 @@ impl Ledger {
             return Err(LedgerError::NothingToSuspend { slot });
         }
         let blocks = sequence.processed.div_ceil(self.config.page_size) as usize;
-        let pages = &sequence.row(GroupId::FIRST).pages[..blocks];
-        if self.page_copies.iter().any(|copy| pages.contains(&copy.destination)) {
+        let held = |group| {
+            let lasts = self.config.kind(group).lasts();
+            sequence.row(group).held().filter(|&(block, _)| lasts || block < blocks).collect()
+        };
+        let held: Held = self.config.group_ids().map(held).collect();
+        let awaited =
+            |copy: &PageCopy| held[copy.group.index()].iter().any(|&(_, page)| page == copy.destination);
+        if self.page_copies.iter().any(awaited) {
             return Err(LedgerError::PageCopyPlanned { slot });
         }
-        Ok(blocks)
+        Ok(held)
     }
 
     /// The request's pages are given back; its KV is on the way to `units`.
-    fn set_aside(&mut self, slot: SlotId, units: Vec<UnitId>, copy: CopyId) {
+    fn set_aside(&mut self, slot: SlotId, rows: SmallVec<[Shelved; 1]>, copy: CopyId) {
         let Some(sequence) = self.slots.get_mut(slot) else { return };
-        let (processed, pages) = (sequence.processed, sequence.row(GroupId::FIRST).pages.len() as u32);
+        let processed = sequence.processed;
         sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, self.epoch);
         sequence.processed = 0;
         sequence.position = 0;
         sequence.blocked = false;
         sequence.exposed = false;
         let stage = Stage::Leaving(copy);
-        sequence.suspension = Some(Box::new(Suspension { units, processed, pages, stage }));
+        sequence.suspension = Some(Box::new(Suspension { processed, rows, stage }));
     }
 
     /// Takes as many pages for every suspended request in `batch` as it had, and copies its KV into them. The
@@ -248,8 +305,8 @@ impl Ledger {
     ) -> Result<Vec<BegunCopy>, LedgerError> {
         self.check_batch(batch)?;
         self.check_awake()?;
-        let available = self.pools.available(GroupId::FIRST);
-        let mut free = available;
+        let groups = self.config.groups.len();
+        let mut demand: SmallVec<[u32; 1]> = smallvec![0; groups];
         for &slot in batch {
             let sequence = self.sequence(slot)?;
             let Some(suspension) = &sequence.suspension else {
@@ -258,14 +315,28 @@ impl Ledger {
             if suspension.stage != Stage::Away {
                 sequence.check_present(slot)?;
             }
-            let Some(rest) = free.checked_sub(suspension.pages) else {
-                let room = self.room(GroupId::FIRST, suspension.pages, free);
-                return Err(LedgerError::InsufficientBlocks { slot, room });
+            let before = demand.clone();
+            for (demand, row) in demand.iter_mut().zip(&suspension.rows) {
+                *demand += row.pages();
+            }
+            if self.pools.can_satisfy(&demand) {
+                continue;
+            }
+            let short = |&group: &GroupId| demand[group.index()] > self.pools.available(group);
+            let room = match self.config.group_ids().find(short) {
+                Some(group) => {
+                    let free = self.pools.available(group) - before[group.index()];
+                    self.room(group, suspension.rows[group.index()].pages(), free)
+                }
+                None => self.huge_room(&demand),
             };
-            free = rest;
+            return Err(LedgerError::InsufficientBlocks { slot, room });
         }
         tier.check_open().map_err(|why| LedgerError::NoTier(why.to_string()))?;
         self.events.seal();
+        if self.config.huge_pages.is_some() {
+            self.left = demand;
+        }
         let mut begun = Vec::with_capacity(batch.len());
         for &slot in batch {
             let Some((units, job)) = self.bring_back(slot) else { continue };
@@ -280,14 +351,20 @@ impl Ledger {
     /// Takes the pages of a suspended request, for which there is room.
     fn bring_back(&mut self, slot: SlotId) -> Option<(Vec<UnitId>, CopyJob)> {
         let Sequence { suspension, last_step, .. } = self.slots.get(slot)?;
-        let (suspension, last_step) = (suspension.as_ref()?, *last_step);
-        let units = suspension.units.clone();
-        self.take(GroupId::FIRST, suspension.pages);
-        let pages: Vec<PageId> = self.taken.iter().map(|taken| taken.page).collect();
-        let job = self.begin_copy(pages[..units.len()].to_vec(), last_step, Some(slot));
+        let (rows, last_step) = (suspension.as_ref()?.rows.clone(), *last_step);
+        let (mut pages, mut copied) = (SmallVec::new(), CopyPages::default());
+        for (group, row) in self.config.group_ids().zip(&rows) {
+            self.take(group, row.pages());
+            let taken: Vec<PageId> = self.taken.iter().map(|taken| taken.page).collect();
+            let filled = row.held().zip(taken.iter().copied()).take(row.units.len());
+            copied.add_group(filled, self.config.kind(group).needed(0, self.config.page_size).sinks);
+            pages.push(taken);
+        }
+        self.fills.copied_to(copied.iter());
+        let job = self.begin_copy(copied, last_step, Some(slot));
         let suspension = self.slots.get_mut(slot)?.suspension.as_mut()?;
         suspension.stage = Stage::Returning(job.id, pages);
-        Some((units, job))
+        Some((suspension.units().map(|(_, unit)| unit).collect(), job))
     }
 
     /// A copy of a suspended request has ended. True when the request can be planned now.
@@ -297,7 +374,7 @@ impl Ledger {
             return false;
         };
         if end != CopyEnd::Done {
-            self.units_let_go.extend(drop_suspension(sequence, &mut self.pools[GroupId::FIRST]));
+            self.units_let_go.extend(drop_suspension(sequence, &mut self.pools));
             sequence.drop_steps_out(Step(0)); // none is out, but tokens may be due
             start_over(sequence, &mut self.tree, self.epoch);
             self.counters.suspensions_lost += 1;
@@ -307,12 +384,13 @@ impl Ledger {
             return false;
         };
         let Some(suspension) = sequence.suspension.take() else { return false };
-        let row = sequence.row_mut(GroupId::FIRST);
-        row.pages = pages;
-        row.version += 1;
+        for ((row, shelved), pages) in sequence.rows.iter_mut().zip(&suspension.rows).zip(pages) {
+            *row = shelved.row(&pages, row.version + 1);
+        }
         sequence.processed = suspension.processed;
         sequence.position = suspension.processed;
-        self.units_let_go.extend(suspension.units);
+        sequence.slide(suspension.processed, &self.config, &mut self.pools);
+        self.units_let_go.extend(suspension.units());
         self.counters.resumptions += 1;
         self.publish_computed(slot); // the tiers were offered these blocks: no offload
         true
@@ -321,15 +399,20 @@ impl Ledger {
     /// Tells `tier` of units that are used no more. To be called after every call that may give some back: any
     /// that ends copies, and `preempt` and `release`.
     pub fn free_units(&mut self, tier: &mut dyn PrivateTier) {
-        if !self.units_let_go.is_empty() {
-            tier.free_private(&std::mem::take(&mut self.units_let_go));
+        if self.units_let_go.is_empty() {
+            return;
+        }
+        let let_go = std::mem::take(&mut self.units_let_go);
+        for group in self.config.group_ids() {
+            let units = let_go.iter().filter(|(of, _)| *of == group).map(|&(_, unit)| unit);
+            tier.free_private(group, &units.collect::<Vec<_>>());
         }
     }
 
-    /// Units that suspended requests hold, in the order of their numbers.
-    pub fn units_held(&self) -> Vec<UnitId> {
+    /// Units that suspended requests hold, in the order of groups and their numbers.
+    pub fn units_held(&self) -> Vec<(GroupId, UnitId)> {
         let suspended = self.slots.iter().filter_map(|(_, sequence)| sequence.suspension.as_deref());
-        let mut units: Vec<UnitId> = suspended.flat_map(|suspension| &suspension.units).copied().collect();
+        let mut units: Vec<_> = suspended.flat_map(Suspension::units).collect();
         units.extend(&self.units_let_go);
         units.sort_unstable();
         units
@@ -343,10 +426,10 @@ impl Ledger {
 
 /// The request is suspended no more and has lost its KV: pages that it would be copied to are in flight until the
 /// copy ends. Gives its units.
-pub(crate) fn drop_suspension(sequence: &mut Sequence, pool: &mut Pool) -> Vec<UnitId> {
+pub(crate) fn drop_suspension(sequence: &mut Sequence, pools: &mut Pools) -> Vec<(GroupId, UnitId)> {
     let Some(suspension) = sequence.suspension.take() else { return Vec::new() };
-    for &page in suspension.pages().iter().rev() {
-        pool.release(page, sequence.last_step);
+    for (group, page) in suspension.pages().rev() {
+        pools[group].release(page, sequence.last_step);
     }
-    suspension.units
+    suspension.units().collect()
 }

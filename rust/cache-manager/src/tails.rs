@@ -46,14 +46,13 @@ impl Ledger {
             if let Some(retention) = retention {
                 pool.retain(page, retention);
             }
+            self.demotion.published(group, page, None);
         }
-        let first = pages[self.config.first_of_blocks().index()];
-        self.demotion.published(first, None);
         self.counters.stored_tails += 1;
         if let Some(shorter) = shorter {
             self.drop_tail(shorter);
         }
-        Some(first)
+        Some(pages[self.config.first_of_blocks().index()])
     }
 
     /// Forgets a tail; its pages stand for nothing from now on.

@@ -1,21 +1,30 @@
 //! The ledger and the tiers beyond the device, joined: who calls whom, in which order.
 
+use crate::blocks::BlockReader;
+use crate::config::LedgerConfig;
 use crate::copies::{CopyEnd, CopyJob};
 use crate::error::LedgerError;
 use crate::ledger::Ledger;
-use crate::loads::{BlockKey, LoadJob};
+use crate::loads::{BlockKey, LoadJob, LoadPlan, Presence};
 use crate::offloads::OffloadJob;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::PageId;
+use crate::suspension::PrivateTier;
+use block_pool::GroupId;
 use completion::Completion;
-use tiered_connector::connector::{Offered, TieredConnector};
-use tiered_connector::job::{Offer, Origin, Outcome, TierKey};
+use radix_tree::PrefixTree;
+use tiered_connector::connector::{Closed, NoUnits, Offered};
+use tiered_connector::groups::TieredGroups;
+use tiered_connector::job::{Offer, Origin, Outcome, TierKey, UnitId};
 
 /// What lies beyond the device, as the ledger asks it. No call waits, and none calls the ledger.
 pub trait OuterTier {
-    /// How many leading blocks can be loaded now. The keys are made as they are asked for.
+    /// How many leading blocks of the only group, which needs all, can be loaded now. The keys are made as they are
+    /// asked for.
     fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize;
+
+    /// Whether a block of a group can be loaded now.
+    fn has(&mut self, group: GroupId, key: &BlockKey) -> bool;
 
     /// Begins to load blocks into the pages of `job`, in their order, and gives a handle for whoever waits;
     /// [`OuterTier::take_ended`] tells of the end. `None` when nothing was moved and nothing will be.
@@ -42,14 +51,19 @@ pub struct BegunLoad {
     pub completion: Completion,
 }
 
-/// The host tier of one process.
-impl OuterTier for &TieredConnector {
+/// The tiers of one process.
+impl OuterTier for &TieredGroups {
     fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize {
-        self.loadable(keys.map(|key| tier_key(&key))).unwrap_or(0)
+        self.group(GroupId::FIRST).loadable(keys.map(|key| tier_key(&key))).unwrap_or(0)
+    }
+
+    fn has(&mut self, group: GroupId, key: &BlockKey) -> bool {
+        self.group(group).loadable([tier_key(key)]).is_ok_and(|found| found > 0)
     }
 
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {
-        TieredConnector::load(self, &blocks(keys, job), job.after, Some(job.id.0)).ok()
+        let blocks: Vec<_> = keys.iter().map(tier_key).zip(job.pages.iter().copied()).collect();
+        TieredGroups::load(self, &blocks, job.parts(), job.after, Some(job.id.0)).ok()
     }
 
     fn offload(&mut self, job: &OffloadJob, origin: &dyn Fn(usize) -> Origin) -> bool {
@@ -57,12 +71,12 @@ impl OuterTier for &TieredConnector {
         let blocks = keys.iter().zip(&copy.pages).zip(priorities);
         let offer = |((key, &page), &priority)| Offer { key: tier_key(key), page, priority };
         let offers: Vec<Offer> = blocks.map(offer).collect();
-        let offered = self.offload_with(&offers, origin, copy.after, Some(copy.id.0));
+        let offered = TieredGroups::offload(self, &offers, copy.parts(), origin, copy.after, Some(copy.id.0));
         !matches!(offered, Ok(Offered::Dropped) | Err(_))
     }
 
     fn touch(&mut self, hashes: &[u64]) {
-        TieredConnector::touch(self, hashes);
+        TieredGroups::touch(self, hashes);
     }
 
     fn take_ended(&mut self) -> Vec<(u64, CopyEnd)> {
@@ -72,12 +86,30 @@ impl OuterTier for &TieredConnector {
     }
 }
 
-fn tier_key(key: &BlockKey) -> TierKey {
-    TierKey { hash: key.identity.key(), guard: key.guard }
+impl PrivateTier for &TieredGroups {
+    fn check_open(&mut self) -> Result<(), Closed> {
+        TieredGroups::check_open(self)
+    }
+
+    fn reserve(&mut self, group: GroupId, count: usize) -> Result<Vec<UnitId>, NoUnits> {
+        TieredGroups::reserve(self, group, count)
+    }
+
+    fn store_private(&mut self, units: &[UnitId], job: &CopyJob) -> Result<Completion, Closed> {
+        TieredGroups::store_private(self, units, &job.pages, job.parts(), job.after, job.id.0)
+    }
+
+    fn load_private(&mut self, units: &[UnitId], job: &CopyJob) -> Result<Completion, Closed> {
+        TieredGroups::load_private(self, units, &job.pages, job.parts(), job.after, job.id.0)
+    }
+
+    fn free_private(&mut self, group: GroupId, units: &[UnitId]) {
+        self.group(group).free_private(units);
+    }
 }
 
-fn blocks(keys: &[BlockKey], job: &CopyJob) -> Vec<(TierKey, PageId)> {
-    keys.iter().map(tier_key).zip(job.pages.iter().copied()).collect()
+fn tier_key(key: &BlockKey) -> TierKey {
+    TierKey { hash: key.identity.key(), guard: key.guard }
 }
 
 /// A tier that has nothing to load.
@@ -86,6 +118,10 @@ struct Silent<'a>(&'a mut dyn OuterTier);
 impl OuterTier for Silent<'_> {
     fn leading(&mut self, _: &mut dyn Iterator<Item = BlockKey>) -> usize {
         0
+    }
+
+    fn has(&mut self, _: GroupId, _: &BlockKey) -> bool {
+        false
     }
 
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {
@@ -105,27 +141,72 @@ impl OuterTier for Silent<'_> {
     }
 }
 
-/// How many blocks of each request of a batch are loaded.
+/// What is loaded for each request of a batch.
 pub(crate) enum Loads<'a> {
-    /// So many, in the order of the batch; none beyond.
+    /// So many blocks, in the order of the batch; none beyond.
     Given(&'a [u32]),
-    /// As many as there are.
+    /// What is needed of these blocks; `only`: requests that load nothing are not planned.
+    Known { there: &'a [Presence], only: bool },
+    /// As much as there is.
     From(&'a mut dyn OuterTier),
 }
 
 impl Loads<'_> {
-    /// How many blocks of request `index` are loaded from block `first` on, which may be `most`.
-    pub(crate) fn of(&mut self, index: usize, sequence: &Sequence, first: u32, most: u32) -> u32 {
-        match self {
-            Loads::Given(loads) => loads.get(index).copied().unwrap_or(0),
-            Loads::From(tier) => match &sequence.guards {
-                Some(guards) if most > 0 => {
-                    let blocks = (first as usize)..(first + most) as usize;
-                    tier.leading(&mut blocks.map(|block| BlockKey::of(&sequence.chain, guards, block))) as u32
+    /// What is loaded for request `index`, which may be blocks `first` to `limit`.
+    pub(crate) fn of(
+        &mut self,
+        index: usize,
+        (slot, sequence): (SlotId, &Sequence),
+        (first, limit): (u32, u32),
+        config: &LedgerConfig,
+        tree: &PrefixTree,
+        reader: &mut BlockReader,
+    ) -> Result<Option<LoadPlan>, LedgerError> {
+        let key = |guards, block| BlockKey::of(&sequence.chain, guards, block as usize);
+        let mut run = |has: &mut dyn FnMut(GroupId, u32) -> bool| {
+            Ledger::plan_load(config, tree, reader, sequence, (first, limit), has)
+        };
+        let blocks = match self {
+            Loads::Given(_) => {
+                let given = self.given(index);
+                if given > limit - first {
+                    return Err(LedgerError::BadLoad { slot, given, most: limit - first });
                 }
-                _ => 0,
-            },
+                given
+            }
+            Loads::Known { there, .. } => {
+                let Some(there) = there.get(index) else { return Ok(None) };
+                return Ok(run(&mut |group, block| there.has(group, block)));
+            }
+            Loads::From(tier) => {
+                let Some(guards) = &sequence.guards else { return Ok(None) };
+                if !config.is_plain() {
+                    return Ok(run(&mut |group, block| tier.has(group, &key(guards, block))));
+                }
+                tier.leading(&mut (first..limit).map(|block| key(guards, block))) as u32
+            }
+        };
+        Ok((blocks > 0).then(|| LoadPlan::run(first, first + blocks)))
+    }
+
+    /// Request `index` may load nothing.
+    ///
+    /// # Errors
+    /// It is to load something all the same.
+    pub(crate) fn none(&self, index: usize, slot: SlotId) -> Result<Option<LoadPlan>, LedgerError> {
+        match self.given(index) {
+            0 => Ok(None),
+            given => Err(LedgerError::BadLoad { slot, given, most: 0 }),
         }
+    }
+
+    /// Whether requests that load nothing are not planned.
+    pub(crate) fn are_all(&self) -> bool {
+        matches!(self, Loads::Known { only: true, .. })
+    }
+
+    fn given(&self, index: usize) -> u32 {
+        if let Loads::Given(loads) = self { loads.get(index).copied().unwrap_or(0) } else { 0 }
     }
 }
 
@@ -150,8 +231,8 @@ impl Ledger {
             planned => planned?,
         };
         let mut begun = Vec::with_capacity(jobs.len());
-        for LoadJob { slot, first, copy } in jobs {
-            if let Some(completion) = tier.load(&self.keys_of(slot, first, copy.pages.len())?, &copy) {
+        for LoadJob { slot, blocks, copy } in jobs {
+            if let Some(completion) = tier.load(&self.keys_of(slot, &blocks)?, &copy) {
                 begun.push(BegunLoad { slot, copy, completion });
                 continue;
             }
@@ -170,7 +251,11 @@ impl Ledger {
     /// None in order.
     pub fn offload_to(&mut self, tier: &mut dyn OuterTier) -> Result<(), LedgerError> {
         for job in self.take_offloads() {
-            let origin = |index: usize| self.origin(job.copy.pages[index], job.places[index]);
+            let origin = |index: usize| {
+                let part = job.copy.parts().find(|(_, part)| part.contains(&index));
+                let group = part.map_or(GroupId::FIRST, |(group, _)| group);
+                self.origin(group, job.copy.pages[index], job.places[index])
+            };
             if !tier.offload(&job, &origin) {
                 self.end_copies(&[(job.copy.id.0, CopyEnd::Refused)])?;
             }
@@ -200,9 +285,9 @@ impl Ledger {
         self.slots.get(slot).is_some_and(|sequence| !sequence.holds_no_page())
     }
 
-    fn keys_of(&self, slot: SlotId, first: usize, count: usize) -> Result<Vec<BlockKey>, LedgerError> {
+    fn keys_of(&self, slot: SlotId, blocks: &[usize]) -> Result<Vec<BlockKey>, LedgerError> {
         let sequence = self.sequence(slot)?;
         let Some(guards) = &sequence.guards else { return Ok(Vec::new()) };
-        Ok((first..first + count).map(|block| BlockKey::of(&sequence.chain, guards, block)).collect())
+        Ok(blocks.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect())
     }
 }

@@ -63,13 +63,12 @@ impl Ledger {
         let mut holders: HashMap<NamespaceId, u32> = HashMap::new();
         for (slot, sequence) in self.slots.iter() {
             self.verify_sequence(sequence).map_err(|what| LedgerFault::Sequence { slot: slot.0, what })?;
-            let loading = sequence.load.iter().flat_map(|load| load.pages.iter().chain(&load.rest));
-            let returning = sequence.suspension.iter().flat_map(|suspension| suspension.pages());
-            for &page in loading.chain(returning) {
-                *refs.entry((GroupId::FIRST, page)).or_default() += 1;
+            for (group, page) in sequence.suspension.iter().flat_map(|suspension| suspension.pages()) {
+                *refs.entry((group, page)).or_default() += 1;
             }
             for group in self.config.group_ids() {
-                for (_, page) in sequence.row(group).held() {
+                let loading = sequence.load.iter().flat_map(|load| load.rows[group.index()].held());
+                for page in sequence.row(group).held().map(|(_, page)| page).chain(loading) {
                     *refs.entry((group, page)).or_default() += 1;
                 }
             }
@@ -97,16 +96,15 @@ impl Ledger {
                 return Err(LedgerFault::Sequence { slot: slot.0, what });
             }
         }
-        if let Some(unit) = self.units_held().array_windows().find(|[a, b]| a == b).map(|[unit, _]| unit.0) {
-            return Err(LedgerFault::Unit(unit));
+        if let Some([(_, unit), _]) = self.units_held().array_windows().find(|[a, b]| a == b) {
+            return Err(LedgerFault::Unit(unit.0));
         }
         self.verify_writers()?;
         for &held in self.pins.pages.values().flatten() {
             *refs.entry(held).or_default() += 1;
         }
         let mut pins: HashMap<(GroupId, PageId), u32> = HashMap::new();
-        let copied = self.copies.in_flight.values().flat_map(|copy| &copy.pages);
-        let copied = copied.map(|&page| (GroupId::FIRST, page));
+        let copied = self.copies.in_flight.values().flat_map(|copy| copy.pages.iter());
         let planned = self.page_copies.iter();
         let planned = planned.flat_map(|copy| [copy.source, copy.destination].map(|page| (copy.group, page)));
         for pinned in copied.chain(planned) {
@@ -430,7 +428,11 @@ impl Ledger {
         }
         for (id, copy) in &self.copies.in_flight {
             let what = copy.waiter.map_or("reads".into(), |slot| format!("for slot {slot},"));
-            let _ = writeln!(text, "copy {id}: {what} pages {:?}", ids(&copy.pages));
+            let _ = writeln!(
+                text,
+                "copy {id}: {what} pages {:?}",
+                copy.pages.iter().map(|(_, page)| page.0).collect::<Vec<_>>()
+            );
         }
         for PageCopy { source, destination, .. } in &self.page_copies {
             let _ = writeln!(text, "planned: {source} is copied to {destination}");

@@ -6,12 +6,15 @@
 //! are evicted, and may be hit; while its copy is in flight a page is in use, and others are taken. A block that
 //! had to go before its turn is lost.
 
+use crate::copies::CopyPages;
 use crate::ledger::Ledger;
 use crate::loads::BlockKey;
 use crate::offloads::{OffloadJob, Place};
+use crate::row::Row;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_pool::{GroupId, PageId, Priority, Step};
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
 /// When a block is copied to other tiers.
@@ -38,115 +41,140 @@ const SPARED: u32 = 8;
 /// What calls took lately weighs less from call to call by one part in so many.
 const FORGOTTEN: u32 = 16;
 
+/// The block that each page of a group was last published with, as other tiers know it.
+type Blocks = Vec<Option<(BlockKey, Place)>>;
+
 /// What copying ahead of eviction remembers.
 #[derive(Default, Debug)]
 pub(crate) struct Demotion {
-    /// The block that each page was last published with, as other tiers know it.
-    blocks: Vec<Option<(BlockKey, Place)>>,
-    /// About as many pages as a call takes.
-    pub(crate) ahead: u32,
+    /// Of each group.
+    blocks: SmallVec<[Blocks; 1]>,
+    /// About as many pages of each group as a call takes.
+    pub(crate) ahead: SmallVec<[u32; 1]>,
 }
 
 impl Demotion {
-    /// `page` now holds this block; none, what no other tier is to have.
-    pub(crate) fn published(&mut self, page: PageId, block: Option<(BlockKey, Place)>) {
-        if self.blocks.len() <= page.index() {
+    pub(crate) fn new(groups: usize) -> Demotion {
+        Demotion { blocks: smallvec![Vec::new(); groups], ahead: smallvec![0; groups] }
+    }
+
+    /// `page` of a group now holds this block; none, what no other tier is to have.
+    pub(crate) fn published(&mut self, group: GroupId, page: PageId, block: Option<(BlockKey, Place)>) {
+        let blocks = &mut self.blocks[group.index()];
+        if blocks.len() <= page.index() {
             if block.is_none() {
                 return;
             }
-            self.blocks.resize(page.index() + 1, None);
+            blocks.resize(page.index() + 1, None);
         }
-        self.blocks[page.index()] = block;
+        blocks[page.index()] = block;
     }
 
-    fn block(&self, page: PageId) -> Option<(BlockKey, Place)> {
-        self.blocks.get(page.index()).copied().flatten()
+    fn block(&self, group: GroupId, page: PageId) -> Option<(BlockKey, Place)> {
+        self.blocks[group.index()].get(page.index()).copied().flatten()
     }
 }
 
 impl Ledger {
     /// What is new in the cache, of a request that was claimed with guards.
     pub(crate) fn offload_published(&mut self, slot: SlotId) {
-        match self.config.write_policy {
-            WritePolicy::WriteThrough => {
-                let blocks = std::mem::take(&mut self.published);
-                self.offload_blocks(slot, &blocks);
-                self.published = blocks;
-            }
-            WritePolicy::Selective { min_priority: Some(least), .. } => {
-                let Some(sequence) = self.slots.get(slot) else { return };
-                let row = sequence.row(GroupId::FIRST);
-                let kept =
-                    |&block: &usize| row.page(block).is_some_and(|page| self.pool().priority(page) >= least);
-                let blocks: Vec<usize> = self.published.iter().copied().filter(kept).collect();
-                self.offload_blocks(slot, &blocks);
-            }
-            WritePolicy::Selective { min_priority: None, .. } | WritePolicy::OnEvict { .. } => {}
-        }
+        let least = match self.config.write_policy {
+            WritePolicy::WriteThrough => Priority::LOWEST,
+            WritePolicy::Selective { min_priority: Some(least), .. } => least,
+            WritePolicy::Selective { min_priority: None, .. } | WritePolicy::OnEvict { .. } => return,
+        };
+        let published = std::mem::take(&mut self.published);
+        self.offload_blocks(slot, |group, ledger, row| {
+            let pool = &ledger.pools[group];
+            let held = published[group.index()].iter().filter_map(|&block| Some((block, row.page(block)?)));
+            held.filter(|&(_, page)| pool.priority(page) >= least).collect()
+        });
+        self.published = published;
     }
 
     /// What is new in the cache may have to be named when nobody knows its tokens any more.
     pub(crate) fn remember_published(&mut self, slot: SlotId) {
         let WritePolicy::OnEvict { .. } = self.config.write_policy else { return };
         let Some(sequence) = self.slots.get(slot) else { return };
-        for &block in &self.published {
-            let Some(page) = sequence.row(GroupId::FIRST).page(block) else { continue };
-            let key = sequence.guards.as_ref().map(|guards| BlockKey::of(&sequence.chain, guards, block));
-            let published = key.map(|key| (key, sequence.place(block)));
-            self.demotion.published(page, published);
+        for group in self.config.group_ids() {
+            for &block in &self.published[group.index()] {
+                let Some(page) = sequence.row(group).page(block) else { continue };
+                let key = sequence.guards.as_ref().map(|guards| BlockKey::of(&sequence.chain, guards, block));
+                let published = key.map(|key| (key, sequence.place(block)));
+                self.demotion.published(group, page, published);
+            }
         }
     }
 
     /// Blocks of the request were hit.
     pub(crate) fn offload_hit(&mut self, slot: SlotId, blocks: Range<usize>) {
         let WritePolicy::Selective { min_hits, .. } = self.config.write_policy else { return };
-        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.guards.is_some()) else {
+        if self.slots.get(slot).is_none_or(|sequence| sequence.guards.is_none()) {
             return;
-        };
-        let pool = &mut self.pools[GroupId::FIRST];
-        let row = sequence.row(GroupId::FIRST);
-        let due: Vec<usize> = blocks.filter(|&block| pool.count_hit(row.pages[block]) == min_hits).collect();
-        self.offload_blocks(slot, &due);
+        }
+        let mut due: SmallVec<[Vec<(usize, PageId)>; 1]> = SmallVec::new();
+        for group in self.config.group_ids() {
+            let Some(sequence) = self.slots.get(slot) else { return };
+            let (row, pool) = (sequence.row(group), &mut self.pools[group]);
+            let held = blocks.clone().filter_map(|block| row.page(block).map(|page| (block, page)));
+            due.push(held.filter(|&(_, page)| pool.count_hit(page) == min_hits).collect());
+        }
+        self.offload_blocks(slot, |group, _, _| std::mem::take(&mut due[group.index()]));
     }
 
-    /// A call took pages: those that go next are copied, so that they may.
-    pub(crate) fn demote_ahead(&mut self, taken: u32) {
+    /// A call took pages, so many of each group: those that go next are copied, so that they may.
+    pub(crate) fn demote_ahead(&mut self, taken: &[u32]) {
         let WritePolicy::OnEvict { min_priority } = self.config.write_policy else { return };
-        let ahead = &mut self.demotion.ahead;
-        *ahead = taken.max(*ahead - *ahead / FORGOTTEN);
-        let pool = &mut self.pools[GroupId::FIRST];
-        if pool.pristine() >= *ahead {
-            return;
+        for (group, &taken) in self.config.group_ids().zip(taken).filter(|&(_, &taken)| taken > 0) {
+            let ahead = &mut self.demotion.ahead[group.index()];
+            *ahead = taken.max(*ahead - *ahead / FORGOTTEN);
+            let ahead = *ahead;
+            let pool = &mut self.pools[group];
+            if pool.pristine() >= ahead {
+                continue;
+            }
+            let most = (pool.evictable() / SPARED).saturating_sub(self.copies.demoted(group));
+            let mut pages = pool.victims(ahead.min(most) as usize);
+            pages.retain(|&page| {
+                self.demotion.block(group, page).is_some()
+                    && pool.priority(page) >= min_priority
+                    && !pool.set_offered(page, true)
+            });
+            if pages.is_empty() {
+                continue;
+            }
+            pages.reverse(); // what goes last here goes last there: a head after its tail
+            let blocks = pages.iter().filter_map(|&page| self.demotion.block(group, page));
+            let (keys, places) = blocks.unzip();
+            let priorities = pages.iter().map(|&page| self.pools[group].priority(page)).collect();
+            let pages = CopyPages::of(group, self.config.groups.len(), pages, 0);
+            let copy = self.begin_copy(pages, Step(0), None);
+            self.copies.is_demotion(copy.id);
+            self.offloads.push(OffloadJob { keys, places, priorities, copy });
         }
-        let most = (pool.evictable() / SPARED).saturating_sub(self.copies.demoted());
-        let mut pages = pool.victims((*ahead).min(most) as usize);
-        pages.retain(|&page| {
-            self.demotion.block(page).is_some()
-                && pool.priority(page) >= min_priority
-                && !pool.set_offered(page, true)
-        });
-        if pages.is_empty() {
-            return;
-        }
-        pages.reverse(); // what goes last here goes last there: a head after its tail
-        let (keys, places) = pages.iter().filter_map(|&page| self.demotion.block(page)).unzip();
-        let priorities = pages.iter().map(|&page| self.pool().priority(page)).collect();
-        let copy = self.begin_copy(pages, Step(0), None);
-        self.copies.is_demotion(copy.id);
-        self.offloads.push(OffloadJob { keys, places, priorities, copy });
     }
 
-    /// Begins to copy blocks that the request holds.
-    fn offload_blocks(&mut self, slot: SlotId, blocks: &[usize]) {
-        let Some(sequence) = self.slots.get(slot).filter(|_| !blocks.is_empty()) else { return };
+    /// Begins to copy blocks that the request holds: those that `blocks` gives for each group and the group's row.
+    fn offload_blocks(
+        &mut self,
+        slot: SlotId,
+        mut blocks: impl FnMut(GroupId, &Ledger, &Row) -> Vec<(usize, PageId)>,
+    ) {
+        let Some(sequence) = self.slots.get(slot) else { return };
         let Some(guards) = &sequence.guards else { return };
-        let row = sequence.row(GroupId::FIRST);
-        let pages: Vec<PageId> = blocks.iter().map(|&block| row.pages[block]).collect();
-        let keys = blocks.iter().map(|&block| BlockKey::of(&sequence.chain, guards, block)).collect();
-        let places = blocks.iter().map(|&block| sequence.place(block)).collect();
-        let priorities = pages.iter().map(|&page| self.pool().priority(page)).collect();
-        let copy = self.begin_copy(pages, sequence.last_step, None);
-        self.offloads.push(OffloadJob { keys, places, priorities, copy });
+        let (mut pages, mut keys) = (CopyPages::default(), Vec::new());
+        let (mut places, mut priorities) = (Vec::new(), Vec::new());
+        for group in self.config.group_ids() {
+            let blocks = blocks(group, self, sequence.row(group));
+            keys.extend(blocks.iter().map(|&(block, _)| BlockKey::of(&sequence.chain, guards, block)));
+            places.extend(blocks.iter().map(|&(block, _)| sequence.place(block)));
+            priorities.extend(blocks.iter().map(|&(_, page)| self.pools[group].priority(page)));
+            pages.add_group(blocks, self.config.kind(group).needed(0, self.config.page_size).sinks);
+        }
+        if !pages.is_empty() {
+            let copy = self.begin_copy(pages, sequence.last_step, None);
+            self.offloads.push(OffloadJob { keys, places, priorities, copy });
+        }
     }
 }
 

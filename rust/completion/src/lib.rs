@@ -35,9 +35,65 @@ pub enum Outcome {
 
 /// A copy that is in flight: the end of whoever carries it out, and the handle of whoever waits for it.
 pub fn pending() -> (Completer, Completion) {
+    pending_of(Vec::new())
+}
+
+/// The handle of several copies as one: it ends when all of them have, well if all did; else as one did that failed,
+/// or was given up if none failed. To give it up is to give them all up.
+///
+/// ```
+/// use completion::{Outcome, all_of, pending};
+///
+/// let ((first, one), (second, other)) = (pending(), pending());
+/// let both = all_of(vec![one, other]);
+/// second.fail("no room");
+/// assert!(!both.is_complete());
+/// first.finish();
+/// assert_eq!(both.outcome(), Some(Outcome::Failed("no room".into())));
+/// ```
+pub fn all_of(parts: Vec<Completion>) -> Completion {
+    let (completer, whole) = pending_of(parts.clone());
+    let end = Arc::new(End { parts: parts.clone(), completer });
+    for part in parts {
+        let end = Arc::clone(&end);
+        part.when_complete(move || drop(end)); // the last of them ends the whole
+    }
+    whole
+}
+
+/// Ends a copy of several parts when nobody waits for one of them any more.
+struct End {
+    parts: Vec<Completion>,
+    completer: Completer,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let mut given_up = false;
+        for part in &self.parts {
+            match part.outcome() {
+                Some(Outcome::Done) => {}
+                Some(Outcome::Cancelled) => given_up = true,
+                Some(Outcome::Failed(why)) => {
+                    self.completer.fail(why);
+                    return;
+                }
+                None => return, // the completer fails it
+            }
+        }
+        if given_up {
+            self.completer.abandon()
+        } else {
+            self.completer.finish()
+        };
+    }
+}
+
+fn pending_of(parts: Vec<Completion>) -> (Completer, Completion) {
     let shared = Arc::new(Shared {
         settled: Flag::new(),
         cancel_requested: Flag::new(),
+        parts,
         state: Monitor::new(State::Pending(Vec::new())),
     });
     (Completer { shared: Arc::clone(&shared) }, Completion { shared })
@@ -85,8 +141,12 @@ impl Completion {
     pub fn cancel(&self) -> bool {
         let state = self.shared.state.lock();
         let pending = state.outcome().is_none();
+        drop(state);
         if pending {
             self.shared.cancel_requested.set();
+            for part in &self.shared.parts {
+                part.cancel();
+            }
         }
         pending
     }
@@ -151,6 +211,8 @@ struct Shared {
     /// Set after the state, for those who only ask.
     settled: Flag,
     cancel_requested: Flag,
+    /// The copies that this one is made of, if it is none of its own.
+    parts: Vec<Completion>,
     state: Monitor<State>,
 }
 

@@ -6,10 +6,12 @@
 //! in threads of this process, a [`RemoteMover`](remote::RemoteMover) in a [`Worker`](worker::Worker) that is another
 //! process, [`Shards`](shards::Shards) on several movers at once. The
 //! [`TieredConnector`](connector::TieredConnector) joins an index and a mover; below them there may be a
-//! [`Vault`](vault::Vault), with an index of its own.
+//! [`Vault`](vault::Vault), with an index of its own. Groups of layers have a connector each, which are called as
+//! one: [`TieredGroups`](groups::TieredGroups).
 
 pub mod connector;
 pub mod copy;
+pub mod groups;
 pub mod host;
 pub mod index;
 pub mod job;

@@ -1,17 +1,18 @@
 //! Each test damages one field and asks which page, node or request is named.
 
 use crate::config::{LedgerConfig, OnDuplicate};
-use crate::copies::Copy;
+use crate::copies::{Copy, CopyPages};
 use crate::events::{EventLog, Stored, Tier};
 use crate::ledger::Ledger;
 use crate::page_copies::PageCopy;
 use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
-use crate::suspension::{Stage, Suspension};
+use crate::suspension::{Shelved, Stage, Suspension};
 use crate::verify::LedgerFault;
 use block_hash::{Algo, Chain, Token};
 use block_pool::{GroupId, PageFault, PageId, Priority, Step};
 use radix_tree::{Insertion, NamespaceKey, NodeId, ParentId, TreeFault};
+use smallvec::smallvec;
 use tiered_connector::job::UnitId;
 
 /// Nine tokens, computed, on pages 1 to 3; the first two blocks are stored.
@@ -92,7 +93,14 @@ fn a_pin_that_no_copy_holds_is_found() {
 fn a_copy_of_a_page_that_is_not_pinned_is_found() {
     let found = after(|ledger| {
         assert_eq!(
-            ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(2)], waiter: None, demotion: false }),
+            ledger.copies.in_flight.insert(
+                9,
+                Copy {
+                    pages: CopyPages::of(GroupId::FIRST, 1, vec![PageId(2)], 0),
+                    waiter: None,
+                    demotion: false
+                }
+            ),
             None
         );
     });
@@ -240,7 +248,14 @@ fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
 fn a_tail_that_others_hold_and_its_request_does_not_know_of_is_found() {
     let found = after(|ledger| {
         ledger.pools[GroupId::FIRST].pin(PageId(6));
-        ledger.copies.in_flight.insert(9, Copy { pages: vec![PageId(6)], waiter: None, demotion: false });
+        ledger.copies.in_flight.insert(
+            9,
+            Copy {
+                pages: CopyPages::of(GroupId::FIRST, 1, vec![PageId(6)], 0),
+                waiter: None,
+                demotion: false,
+            },
+        );
     });
     let what = "page 6, which it writes to next, is held by others, and it does not know";
     assert_eq!(found.to_string(), format!("slot 1: {what}"));
@@ -320,7 +335,8 @@ fn results_that_are_due_for_a_slot_that_is_claimed_are_found() {
 }
 
 fn away(unit: u32) -> Suspension {
-    Suspension { units: vec![UnitId(unit)], processed: 4, pages: 1, stage: Stage::Away }
+    let rows = smallvec![Shelved { units: vec![UnitId(unit)], sinks: 1, from: 1, blocks: 1 }];
+    Suspension { processed: 4, rows, stage: Stage::Away }
 }
 
 #[test]

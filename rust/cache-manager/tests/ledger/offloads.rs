@@ -2,7 +2,7 @@
 
 use crate::common::{PAGE, claim, config, finish_copies, forward, private, prompt};
 use block_hash::{Algo, Chain, Guards, Token};
-use block_pool::{PageId, Priority};
+use block_pool::{GroupId, PageId, Priority};
 use cache_manager::{
     BlockKey, CopyEnd, CopyJob, Ledger, LedgerConfig, NewSequence, OffloadJob, OuterTier, SlotId,
     WritePolicy, content_bytes,
@@ -109,6 +109,10 @@ struct Origins(Vec<Origin>);
 impl OuterTier for Origins {
     fn leading(&mut self, _: &mut dyn Iterator<Item = BlockKey>) -> usize {
         0
+    }
+
+    fn has(&mut self, _: GroupId, _: &BlockKey) -> bool {
+        false
     }
 
     fn load(&mut self, _: &[BlockKey], _: &CopyJob) -> Option<Completion> {

@@ -41,7 +41,7 @@ impl PrivateTier for Shelf {
         if self.closed { Err(Closed::ShutDown) } else { Ok(()) }
     }
 
-    fn reserve(&mut self, count: usize) -> Result<Vec<UnitId>, NoUnits> {
+    fn reserve(&mut self, _: GroupId, count: usize) -> Result<Vec<UnitId>, NoUnits> {
         self.check_open()?;
         self.index.reserve(count).map_err(NoUnits::TooFew)
     }
@@ -56,7 +56,7 @@ impl PrivateTier for Shelf {
         Ok(self.begin(job.id, copy))
     }
 
-    fn free_private(&mut self, units: &[UnitId]) {
+    fn free_private(&mut self, _: GroupId, units: &[UnitId]) {
         self.index.free_private(units);
     }
 }
@@ -100,7 +100,8 @@ impl Scene {
         self.ledger.free_units(&mut self.shelf);
         self.ledger.verify().unwrap();
         self.shelf.index.verify().unwrap();
-        let mut private: Vec<UnitId> = self.shelf.index.private_units().collect();
+        let private = self.shelf.index.private_units();
+        let mut private: Vec<_> = private.map(|unit| (GroupId::FIRST, unit)).collect();
         private.sort_unstable();
         assert_eq!(private, self.ledger.units_held());
     }

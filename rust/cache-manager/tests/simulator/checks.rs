@@ -15,6 +15,7 @@ impl<W: World> Engine<W> {
         self.ledger.verify().map_err(|fault| format!("ledger: {fault}"))?;
         self.world.check(&self.ledger)?;
         let (units, held) = (self.world.private_units(), self.ledger.units_held());
+        let held: Vec<_> = held.into_iter().map(|(_, unit)| unit).collect();
         if units != held {
             return Err(format!("private units are {units:?}, requests hold {held:?}"));
         }

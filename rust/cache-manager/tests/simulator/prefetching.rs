@@ -47,10 +47,10 @@ impl<W: World> Engine<W> {
             }
             outcome => outcome.map_err(|error| format!("alloc with loads: {error}"))?,
         };
-        let [LoadJob { first, copy, .. }] = &jobs[..] else {
+        let [LoadJob { blocks, copy, .. }] = &jobs[..] else {
             return Err(format!("{} loads begin, not one", jobs.len()));
         };
-        let mut keys = wanted.keys[*first..first + found].to_vec();
+        let mut keys = wanted.keys[blocks[0]..blocks[0] + found].to_vec();
         if self.broken == Some(Broken::MixesPrefetchedBlocks) {
             keys.rotate_left(1);
         }

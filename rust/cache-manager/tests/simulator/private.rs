@@ -2,6 +2,7 @@
 
 use crate::broken::Broken;
 use crate::tier::Tier;
+use block_pool::GroupId;
 use cache_manager::{CopyJob, PrivateTier};
 use completion::Completion;
 use tiered_connector::connector::{Closed, NoUnits};
@@ -12,7 +13,7 @@ impl PrivateTier for Tier {
         if self.closed { Err(Closed::ShutDown) } else { Ok(()) }
     }
 
-    fn reserve(&mut self, count: usize) -> Result<Vec<UnitId>, NoUnits> {
+    fn reserve(&mut self, _: GroupId, count: usize) -> Result<Vec<UnitId>, NoUnits> {
         self.check_open()?;
         self.enter();
         let units = self.index.reserve(count).map_err(NoUnits::TooFew)?;
@@ -42,7 +43,7 @@ impl PrivateTier for Tier {
         Ok(completion)
     }
 
-    fn free_private(&mut self, units: &[UnitId]) {
+    fn free_private(&mut self, _: GroupId, units: &[UnitId]) {
         self.enter();
         self.index.free_private(units);
     }

@@ -5,13 +5,14 @@ use crate::device::{Device, Forward};
 use crate::random::Random;
 use crate::slow::{Faulty, Slow};
 use crate::world::{World, check_copied};
-use block_pool::{EvictionPolicy, PageId};
+use block_pool::{EvictionPolicy, GroupId, PageId};
 use cache_manager::{BlockKey, CopyEnd, CopyJob, Ledger, LedgerConfig, OffloadJob, OuterTier, PrivateTier};
 use completion::Completion;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tiered_connector::connector::{Closed, NoUnits, TieredConnector};
+use tiered_connector::groups::TieredGroups;
 use tiered_connector::job::{Direction, Origin, TierKey, UnitId};
 
 /// Longest wait for copies that nothing holds up.
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Threads {
     now: u64,
     device: Device,
-    connector: TieredConnector,
+    connector: TieredGroups,
     engine: Arc<Slow>,
     /// Real time that passes with each moment.
     moment: Duration,
@@ -45,7 +46,7 @@ impl Threads {
         Threads {
             now: 0,
             device,
-            connector: connector.expect("the system has a few threads left"),
+            connector: TieredGroups::new(vec![connector.expect("the system has a few threads left")]),
             engine,
             moment: Duration::from_micros([5, 20, 100][random.below(3)]),
             is_refused: [0, 12][random.below(2)],
@@ -57,7 +58,7 @@ impl Threads {
     }
 
     pub(crate) fn connector(&self) -> &TieredConnector {
-        &self.connector
+        &self.connector.groups()[0]
     }
 
     fn run_until(&mut self, until: u64) -> Result<(), String> {
@@ -117,7 +118,7 @@ impl World for Threads {
     }
 
     fn private_units(&self) -> Vec<UnitId> {
-        self.connector.private_units().expect("no process was forked")
+        self.connector.groups()[0].private_units().expect("no process was forked")
     }
 
     fn check_away(&self, _: u64, _: &[u64]) -> Result<(), String> {
@@ -128,7 +129,7 @@ impl World for Threads {
         if let Some(fault) = self.engine.take_fault() {
             return Err(fault);
         }
-        self.connector.verify().map_err(|fault| format!("index: {fault}"))?;
+        self.connector.groups()[0].verify().map_err(|fault| format!("index: {fault}"))?;
         for &copy in &self.in_flight {
             if !ledger.is_copying(copy) || !self.connector.is_copying(copy) {
                 return Err(format!("copy {copy} is in flight for the ledger or the connector alone"));
@@ -138,7 +139,7 @@ impl World for Threads {
     }
 
     fn check_end(&self) -> Result<(), String> {
-        let metrics = self.connector.metrics();
+        let metrics = self.connector.groups()[0].metrics();
         let index = metrics.index;
         let offered = index.stored + index.unstored + index.known + index.no_unit;
         if (offered, index.loaded + index.unloaded) != self.blocks || metrics.jobs > 0 {
@@ -151,6 +152,10 @@ impl World for Threads {
 impl OuterTier for Threads {
     fn leading(&mut self, keys: &mut dyn Iterator<Item = BlockKey>) -> usize {
         OuterTier::leading(&mut &self.connector, keys)
+    }
+
+    fn has(&mut self, group: GroupId, key: &BlockKey) -> bool {
+        OuterTier::has(&mut &self.connector, group, key)
     }
 
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {
@@ -192,8 +197,8 @@ impl PrivateTier for Threads {
         self.connector.check_open()
     }
 
-    fn reserve(&mut self, count: usize) -> Result<Vec<UnitId>, NoUnits> {
-        self.connector.reserve(count)
+    fn reserve(&mut self, group: GroupId, count: usize) -> Result<Vec<UnitId>, NoUnits> {
+        self.connector.reserve(group, count)
     }
 
     fn store_private(&mut self, units: &[UnitId], job: &CopyJob) -> Result<Completion, Closed> {
@@ -206,7 +211,7 @@ impl PrivateTier for Threads {
         PrivateTier::load_private(&mut &self.connector, units, job)
     }
 
-    fn free_private(&mut self, units: &[UnitId]) {
-        self.connector.free_private(units);
+    fn free_private(&mut self, group: GroupId, units: &[UnitId]) {
+        PrivateTier::free_private(&mut &self.connector, group, units);
     }
 }

@@ -6,7 +6,7 @@ use crate::kv::tier_key;
 use crate::mover::{Habits, Mover, Moving};
 use crate::random::Random;
 use crate::world::{World, check_copied};
-use block_pool::{EvictionPolicy, PageId, Priority};
+use block_pool::{EvictionPolicy, GroupId, PageId, Priority};
 use cache_manager::{BlockKey, CopyEnd, CopyJob, Ledger, LedgerConfig, OffloadJob, OuterTier, WritePolicy};
 use completion::{Completer, Completion, pending};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -197,6 +197,10 @@ impl OuterTier for Tier {
             self.note(format!("{found} leading blocks are found, {held} are here"));
         }
         found
+    }
+
+    fn has(&mut self, _: GroupId, key: &BlockKey) -> bool {
+        self.leading(&mut [*key].into_iter()) > 0
     }
 
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {

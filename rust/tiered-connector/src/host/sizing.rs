@@ -59,6 +59,31 @@ pub fn units(bytes: u64, unit_bytes: u64) -> Result<u32, NoUnitFits> {
     }
 }
 
+/// Units of the arena of each group of layers, whose pages have so many bytes and are so many on the device each: the
+/// groups share the arenas' bytes as they share those of the device.
+///
+/// # Errors
+///
+/// Why there is no such arena.
+pub fn group_units(
+    explicit: Option<u64>,
+    groups: &[(u64, u64)],
+    usable: &Usable,
+) -> Result<Vec<u32>, String> {
+    let on_device = |&(page, pages): &(u64, u64)| page.saturating_mul(pages);
+    let device_bytes = groups.iter().map(on_device).fold(0, u64::saturating_add);
+    let bytes = host_bytes(explicit, device_bytes, usable).map_err(|error| error.to_string())?;
+    let share = |group: &(u64, u64)| {
+        let (own, all) = (u128::from(on_device(group)), u128::from(device_bytes));
+        let share = (u128::from(bytes) * own / all) as u64;
+        units(share, group.0).map_err(|NoUnitFits { .. }| {
+            let needed = (u128::from(group.0) * all).div_ceil(own).try_into().unwrap_or(u64::MAX);
+            NoUnitFits { bytes, unit_bytes: needed }.to_string()
+        })
+    };
+    groups.iter().map(share).collect()
+}
+
 fn what_fits(usable: u64) -> String {
     match down(usable) {
         0 => "not even host_offload_max_gb=0.01 fits, so raise that limit or free memory".to_owned(),
@@ -146,6 +171,22 @@ mod tests {
     #[test]
     fn a_device_pool_of_any_size_has_a_default() {
         assert_eq!(host_bytes(None, u64::MAX, &usable(u64::MAX)), Ok(u64::MAX / 2));
+    }
+
+    #[test]
+    fn groups_share_the_arenas_as_they_share_the_device() {
+        // 300 pages of 1 KiB and 100 of 9 KiB: a quarter and three quarters.
+        let groups = [(1024, 300), (9216, 100)];
+        assert_eq!(group_units(Some(48 << 10), &groups, &usable(GIB)), Ok(vec![12, 4]));
+        // One and a half times the device.
+        assert_eq!(group_units(None, &groups, &usable(GIB)), Ok(vec![450, 150]));
+        assert_eq!(group_units(None, &groups[..1], &usable(GIB)), Ok(vec![450]));
+    }
+
+    #[test]
+    fn a_group_without_room_for_a_unit_refuses_the_size_and_says_what_is_enough() {
+        let refused = group_units(Some(11 << 10), &[(1024, 300), (9216, 100)], &usable(GIB)).unwrap_err();
+        assert_eq!(refused, NoUnitFits { bytes: 11 << 10, unit_bytes: 12 << 10 }.to_string());
     }
 
     #[test]
