@@ -17,7 +17,6 @@ from pagekeeper.config_model import (
     Parser,
     Unit,
     flag,
-    hidden,
     named,
     one_of,
     optional,
@@ -26,7 +25,7 @@ from pagekeeper.config_model import (
 )
 from pagekeeper.connector_config import KVConnectorConfig
 from pagekeeper.dtypes import DeviceLike, DType, DTypeLike
-from pagekeeper.errors import shown
+from pagekeeper.errors import hidden, shown
 from pagekeeper.params import (
     EvictionPolicy,
     FullAttention,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, get_args
 from pydantic import BaseModel, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from pagekeeper.errors import shown
+from pagekeeper.errors import hidden, shown
 from pagekeeper.params.checks import finite_number
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ __all__ = [
     "callers_level",
     "flag",
     "gibibytes",
-    "hidden",
     "named",
     "one_of",
     "optional",
@@ -223,11 +222,6 @@ def flag(value: object, name: str) -> bool:
 def text(value: object) -> TypeGuard[str]:
     """Whether `value` is a string that means something outside of Python: no NUL in it, no lone surrogate."""
     return isinstance(value, str) and value != "" and re.search("[\0\ud800-\udfff]", value) is None
-
-
-def hidden(value: object) -> str:
-    """What messages tell of a value that may be a secret: how long it is, or its type."""
-    return f"<{len(value)} characters>" if isinstance(value, str) else f"<{type(value).__name__}>"
 
 
 def told(value: object) -> str:

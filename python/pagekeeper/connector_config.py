@@ -21,13 +21,13 @@ from pagekeeper.config_model import (
     callers_level,
     flag,
     gibibytes,
-    hidden,
     one_of,
     optional,
     path,
     refusal,
     text,
 )
+from pagekeeper.errors import hidden
 from pagekeeper.params import whole_number
 
 if TYPE_CHECKING:

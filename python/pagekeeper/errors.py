@@ -82,3 +82,8 @@ def shown(value: object) -> str:
     except ValueError:
         return "an int of thousands of digits"
     return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def hidden(value: object) -> str:
+    """What messages tell of a value that may be a secret: how long it is, or its type."""
+    return f"<{len(value)} characters>" if isinstance(value, str) else f"<{type(value).__name__}>"

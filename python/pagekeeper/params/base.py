@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from pagekeeper.dtypes import DeviceLike, parse_device
-from pagekeeper.errors import shown
+from pagekeeper.errors import hidden, shown
 from pagekeeper.params.checks import keep, parse_choice, parse_count, parse_flag, parse_length, parse_priority
 from pagekeeper.params.groups import FullAttention, GroupKind, KVCacheGroupId, Recurrent
 
@@ -131,7 +131,7 @@ class CommonKVCacheParams(ABC):
         keep(self, "copy_on_partial_reuse", copy_on_partial_reuse, parse_flag)
         keep(self, "store_partial_tails", store_partial_tails, parse_flag)
         keep(self, "kv_hash_algo", kv_hash_algo, parse_choice(get_args(HashAlgorithm)))
-        keep(self, "kv_hash_seed", kv_hash_seed, parse_seed)
+        keep(self, "kv_hash_seed", kv_hash_seed, parse_seed, hidden)
         keep(self, "on_duplicate", on_duplicate, parse_choice(get_args(OnDuplicate)))
         keep(self, "eviction_policy", eviction_policy, _parse_policy)
         keep(self, "default_retention_priority", default_retention_priority, parse_priority)

@@ -28,16 +28,22 @@ _Given = TypeVar("_Given")
 _Instance = TypeVar("_Instance")
 
 
-def keep(target: object, field: str, given: _Given, parse: Callable[[_Given], object]) -> None:
+def keep(
+    target: object,
+    field: str,
+    given: _Given,
+    parse: Callable[[_Given], object],
+    tell: Callable[[object], str] = shown,
+) -> None:
     """Sets a field of a frozen dataclass to what `given` says.
 
     Raises:
-        ValueError: `parse` refuses it; the message names the field and what was given.
+        ValueError: `parse` refuses it; the message names the field and, as `tell` has it, what was given.
     """
     try:
         kept = parse(given)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{field}={shown(given)}: {error}") from error
+        raise ValueError(f"{field}={tell(given)}: {error}") from error
     object.__setattr__(target, field, kept)  # past the freeze
 
 
