@@ -85,7 +85,7 @@ class States(Copying):
                 del row[self.blocks(position) :]
 
     def take_page_fills(self, pool: Pool) -> list[int]:
-        """They are zeroed now."""
-        fills = [page for where, page in self.page_fills if where is pool]
+        """They are zeroed now, each once, but for those that were given back since."""
+        fills = dict.fromkeys(page for where, page in self.page_fills if where is pool)
         self.page_fills = [fill for fill in self.page_fills if fill[0] is not pool]
-        return fills
+        return [page for page in fills if pool.references[page] or pool.touched[page]]

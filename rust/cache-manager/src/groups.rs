@@ -95,7 +95,7 @@ impl GroupKind {
     }
 
     /// Pages that a request holds while the tokens from `start` up to `end` are computed; of states, the one that is
-    /// kept and the one that is written to. Not of what [lasts](GroupKind::lasting).
+    /// kept and the one that is written to. Not of what lasts.
     #[inline]
     pub fn held(&self, start: u32, end: u32, page_size: u32) -> u32 {
         match self {
