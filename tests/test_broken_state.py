@@ -118,6 +118,7 @@ ANSWERED = {
     "get_buffers",
     "pages_view",
     "pool_pointers",
+    "chunk_alignment_tokens",
 } | {
     "host_byte_count",
     "disk_byte_count",
