@@ -10,7 +10,7 @@ import pytest
 from model.driver import Session
 
 PARTS = 8
-SESSIONS = {"one group": (800, 20_000), "several groups": (320, 10_000)}
+SESSIONS = {"one group": (560, 20_000), "several groups": (200, 10_000)}
 """In a normal and in a long run."""
 ONLY = os.environ.get("PAGEKEEPER_RANDOM_SEED")
 
