@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.engine import claimed, compute, manager, prefilled, row, store
+from model.engine import claimed, decode_and_prompt, manager, prefilled, row, store
 
 PROMPT = list(range(10, 30))
 
@@ -18,12 +18,7 @@ def kv() -> pk.PagedKVCacheManager:
 
 @pytest.fixture
 def batch(kv: pk.PagedKVCacheManager) -> list[pk.TextContext]:
-    """A decode behind six computed tokens (pages 1 and 2), and a prompt of five (pages 3 and 4)."""
-    decode = claimed(kv, PROMPT[:6])
-    compute(kv, decode, new_tokens=[7])
-    prompt = claimed(kv, range(50, 55))
-    kv.alloc([decode, prompt])
-    return [decode, prompt]
+    return decode_and_prompt(kv)
 
 
 # MAX (TAB-1)

@@ -66,6 +66,15 @@ def compute(
     kv.step(list(batch), new_tokens=new_tokens)
 
 
+def decode_and_prompt(kv: pk.PagedKVCacheManager) -> list[pk.TextContext]:
+    """A decode behind six computed tokens (pages 1 and 2), and a prompt of five (pages 3 and 4)."""
+    decode = claimed(kv, range(10, 16))
+    compute(kv, decode, new_tokens=[7])
+    prompt = claimed(kv, range(50, 55))
+    kv.alloc([decode, prompt])
+    return [decode, prompt]
+
+
 def prefilled(kv: pk.PagedKVCacheManager, tokens: Iterable[int], **options: Any) -> pk.TextContext:
     """A running request whose whole prompt has KV."""
     ctx = claimed(kv, tokens, **options)

@@ -5,6 +5,7 @@ All of it is asked of the mask, token by token. The closed forms that the cache 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache
@@ -64,15 +65,15 @@ class Recurrent:
 
 
 @dataclass(frozen=True)
-class Lasting:
+class Lasting(ABC):
     """Itself: the request takes pages once that have nothing to do with its tokens."""
 
     def sees(self, query: Any, token: Any) -> Any:
         return token == query
 
+    @abstractmethod
     def lasting(self, encoder: int, page_size: int) -> int:
         """How many, where an encoder has made so many tokens for it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
