@@ -77,12 +77,14 @@ def shares_of(params: MultiKVCacheParams) -> dict[str, Fraction]:
 def with_layout(
     params: KVCacheParams | MultiKVCacheParams, layout: str
 ) -> KVCacheParams | MultiKVCacheParams:
-    """The parameters with a layout; of "auto" with what the environment says, else with their own.
+    """The parameters with a layout; of "auto" with their own, or, if that is "auto", the environment's.
 
     Raises:
         ValueError: the layout, or the environment's, is none.
     """
     where = "layout"
+    if layout == "auto" and isinstance(params, MultiKVCacheParams):
+        layout = params.layout
     if layout == "auto" and (given := os.environ.get(LAYOUT_VARIABLE)):
         where, layout = LAYOUT_VARIABLE, given
     if layout not in get_args(MemoryLayout):

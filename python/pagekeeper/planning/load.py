@@ -64,7 +64,7 @@ def load_kv_manager(
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit; windows
             hold a whole prompt then, while it is computed.
         layout: how several groups get their memory, as in `MultiKVCacheParams`. "auto" is what the
-            environment's `PAGEKEEPER_KV_LAYOUT` says, else what the parameters do.
+            parameters say, and if they say "auto" too, what the environment's `PAGEKEEPER_KV_LAYOUT` does.
         num_draft_tokens: draft tokens that decode steps verify, for which a request has pages behind its last
             token.
         encoder_length: tokens that an encoder makes for each request, at most. Groups of cross attention need

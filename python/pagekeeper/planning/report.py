@@ -164,7 +164,7 @@ def report(
         CacheTooSmallError: not one page.
         ValueError: a number is out of range.
     """
-    params = with_layout(params, params.layout if isinstance(params, MultiKVCacheParams) else "auto")
+    params = with_layout(params, "auto")
     plan = plan_cache(
         params,
         memory.cache,
