@@ -177,7 +177,7 @@ def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
         kv = pk.load_kv_manager(params, batch, longest, None, memory, allocate_pools=False, **given)
         for _ in range(2):  # the second ones beside what the first ones have left in the cache
             alive = [Request(kv, draw, longest, drafts, encoder_length) for _ in range(requests)]
-            serve(kv, draw, alive, may_wait=plan.is_shared and params.enable_prefix_caching)
+            serve(kv, draw, alive, may_wait=False)
     if longest < LONGEST:
         with pytest.raises(pk.CacheTooSmallError) as refused:
             pk.load_kv_manager(params, batch, longest + 1, None, memory, allocate_pools=False, **given)

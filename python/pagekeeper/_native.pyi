@@ -166,6 +166,7 @@ class Ledger:
         page_size: int,
         groups: list[tuple[str, int, int, int]],
         huge_pages: int | None,
+        request_pages: list[int],
         max_batch_size: int,
         prefix_caching: bool,
         partial_reuse: bool,

@@ -135,6 +135,23 @@ class Groups:
             tuple(whole_number(total_num_pages[name], f"total_num_pages[{name!r}]") for name in self.names)
         )
 
+    def pages_of_each(self, given: Mapping[str, int] | None, name: str) -> list[int]:
+        """Pages of each group, in their order; none where none are given.
+
+        Args:
+            given: pages by the groups' names.
+            name: what they are called, for errors.
+
+        Raises:
+            ValueError: it is no number of pages for each group.
+        """
+        if given is None:
+            return []
+        if not isinstance(given, Mapping) or not self.names or set(given) != set(self.names):
+            names = ", ".join(map(repr, self.names)) or "no group: there is only one, without a name"
+            raise ValueError(f"{name}={shown(given)}: must be a mapping of pages for each of {names}")
+        return [whole_number(given[group], f"{name}[{group!r}]", 0) for group in self.names]
+
     def shared_memory(self, available_bytes: int) -> GroupMemory | None:
         """A slab that all groups share; None where each is to have memory of its own.
 

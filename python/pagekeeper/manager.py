@@ -60,6 +60,10 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
             `window_size_shares` says.
         max_seq_len: most tokens of one request, prompt and output. None: as many as the pool holds.
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
+        request_pages: pages of each group, by name, that a request holds at most of those that memory was planned
+            for, as `plan_cache(...).pages(tokens)` says. Groups that share memory then do not spread their pages
+            so that fewer requests fit than were planned, up to `max_batch_size`. None: only requests that are
+            claimed are looked at.
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
         allocate_pools: False gives the ledger and tables without memory of our own; torch is not imported.
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim]
@@ -86,6 +90,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         available_bytes: int | None = None,
         max_seq_len: int | None = None,
         max_num_input_tokens: int | None = None,
+        request_pages: Mapping[str, int] | None = None,
         reserve: Literal["chunk", "prompt"] = "chunk",
         allocate_pools: bool = True,
         buffers: Buffers | Mapping[str, Buffers] | None = None,
@@ -131,6 +136,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
             page_size=params.page_size,
             groups=self._groups.native(memory),
             huge_pages=memory.huge_pages,
+            request_pages=self._groups.pages_of_each(request_pages, "request_pages"),
             max_batch_size=self.max_batch_size,
             prefix_caching=params.enable_prefix_caching,
             partial_reuse=params.enable_partial_reuse,

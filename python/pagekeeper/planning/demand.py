@@ -74,6 +74,7 @@ class Demand:
             page_size=params.page_size,
             groups=self._groups.native(memory),
             huge_pages=None,
+            request_pages=[],
             max_batch_size=1,
             prefix_caching=params.enable_prefix_caching,
             partial_reuse=False,

@@ -120,14 +120,14 @@ def load_kv_manager(
         model_name=model_name,
         weights_revision=weights_revision,
         allocate_pools=allocate_pools,
-        **_sizes(plan),
+        **_sizes(plan, longest),
     )
 
 
-def _sizes(plan: CachePlan) -> dict[str, Any]:
+def _sizes(plan: CachePlan, longest: int) -> dict[str, Any]:
     """What a manager is told of its memory."""
     if plan.memory.huge_pages is not None:
-        return {"available_bytes": plan.available_bytes}
+        return {"available_bytes": plan.available_bytes, "request_pages": plan.pages(longest)}
     pages = plan.num_pages
     return {"total_num_pages": pages if isinstance(plan.params, MultiKVCacheParams) else sum(pages.values())}
 

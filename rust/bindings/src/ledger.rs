@@ -10,7 +10,7 @@ use crate::tokens::{counts_from, new_tokens_from, number_from};
 use block_hash::Algo;
 use block_pool::{PolicyError, Priority};
 use cache_manager::{
-    Group, GroupKind, LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, Snapshots,
+    Expected, Group, GroupKind, LedgerConfig, LedgerError, OnDuplicate, Released, Reserve, SlotId, Snapshots,
     WritePolicy,
 };
 use parking_lot::Mutex;
@@ -153,13 +153,14 @@ impl Drop for Ledger {
 #[pymethods]
 impl Ledger {
     #[new]
-    #[pyo3(signature = (*, page_size, groups, huge_pages, max_batch_size, prefix_caching, partial_reuse, copy_on_partial_reuse, store_partial_tails, algo, seed, on_duplicate, reserve, policy, priority,
+    #[pyo3(signature = (*, page_size, groups, huge_pages, request_pages, max_batch_size, prefix_caching, partial_reuse, copy_on_partial_reuse, store_partial_tails, algo, seed, on_duplicate, reserve, policy, priority,
                         max_seq_len, max_num_input_tokens, guard_secret, tier, write_policy, min_hits, min_priority, event_buffer_max_size))]
     #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one Python signature")]
     fn new(
         page_size: u32,
         groups: Vec<(String, u32, u32, u32)>,
         huge_pages: Option<u32>,
+        request_pages: Vec<u32>,
         max_batch_size: usize,
         prefix_caching: bool,
         partial_reuse: bool,
@@ -204,6 +205,7 @@ impl Ledger {
             page_size,
             groups,
             huge_pages,
+            expected: Expected { requests: max_batch_size as u32, pages: request_pages },
             prefix_caching,
             partial_reuse,
             copy_on_partial_reuse,

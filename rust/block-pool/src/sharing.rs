@@ -28,6 +28,11 @@ impl Pool {
         self.book.as_ref().map_or(self.available(), |book| book.idle())
     }
 
+    /// Whether no other group could have the huge page of `page` any more if somebody held it.
+    pub fn would_open(&self, page: PageId) -> bool {
+        self.book.as_ref().is_some_and(|book| book.held(book.huge_of(page)) == 0)
+    }
+
     /// Whether `huge` is the group's.
     pub(crate) fn owns(&self, huge: PageId) -> bool {
         self.book.as_ref().is_some_and(|book| book.owns(huge))

@@ -72,25 +72,6 @@ impl Pools {
         true
     }
 
-    /// Pages of `group` that nobody uses in the huge page that `page` lies in; none where nothing is shared.
-    pub fn idle_beside(&self, group: GroupId, page: PageId) -> impl Iterator<Item = PageId> {
-        let pool = &self[group];
-        let inside = pool.book.as_ref().map(|book| book.little(book.huge_of(page)));
-        inside.into_iter().flatten().filter(|&page| pool.is_evictable(page))
-    }
-
-    /// Hands out these pages of `group`, of which none is in use, and appends them to `taken`.
-    pub fn take_these(
-        &mut self,
-        group: GroupId,
-        pages: &[PageId],
-        priority: Priority,
-        taken: &mut Vec<Taken>,
-    ) {
-        let pool = &mut self[group];
-        taken.extend(pages.iter().map(|&page| pool.take_page(page, priority)));
-    }
-
     /// Huge pages that the other groups of the slab need for what is `left` to take.
     fn reserved(&self, group: GroupId, left: &[u32]) -> u64 {
         let others = self.slab_of(group).groups.iter().filter(|&&other| other != group);

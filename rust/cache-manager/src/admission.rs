@@ -84,9 +84,6 @@ impl Ledger {
         if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
             self.counters.failed_allocs += 1;
         }
-        if let Err(LedgerError::InsufficientBlocks { .. }) = &outcome {
-            self.remember_refusal(batch, &scratch);
-        }
         let outcome = outcome.map(|()| self.commit_plans(&scratch));
         if let (Ok(_), Loads::From(tier)) = (&outcome, &mut loads) {
             self.touch_hits(&scratch, *tier);
@@ -194,7 +191,7 @@ impl Ledger {
         let mut copies =
             if scratch.has_partial() { self.claim_partials(scratch) } else { Vec::new().into_iter() };
         if self.config.huge_pages.is_some() {
-            self.left = self.demand(scratch);
+            self.left.clone_from(&scratch.left);
         }
         for (plan, pages) in scratch.plans(self.config.groups.len()) {
             if let Some(load) = &plan.load {
@@ -212,9 +209,6 @@ impl Ledger {
                     self.copy_on_write(plan.slot, group, (plan.start / self.config.page_size) as usize);
                 }
                 if pages.new > 0 {
-                    if scratch.alone {
-                        self.spare_huge_pages(plan.slot, group, pages.new);
-                    }
                     self.take(group, pages.new);
                     let Some(sequence) = self.slots.get_mut(plan.slot) else { continue };
                     sequence.row_mut(group).pages.extend(self.taken.iter().map(|taken| taken.page));
@@ -276,6 +270,7 @@ impl Ledger {
             sequence.unknown += 1;
         }
         sequence.position = plan.end;
+        sequence.bound = plan.bound;
         sequence.last_step = step;
         sequence.interrupted = false;
         let Plan { start, end, drafts, .. } = *plan;

@@ -35,6 +35,8 @@ pub struct LedgerConfig {
     pub groups: Vec<Group>,
     /// Usable huge pages of the slab that all groups share; `None` if each has pages of its own.
     pub huge_pages: Option<u32>,
+    /// Requests that the shared slab was planned for.
+    pub expected: Expected,
     /// Whether blocks are hashed, published and found.
     pub prefix_caching: bool,
     /// Whether a request may go on from the tokens at the start of a block that its prompt has too, where it has not
@@ -66,6 +68,15 @@ pub struct LedgerConfig {
     pub event_buffer_max_size: u32,
 }
 
+/// Equal requests, of which so many are to fit at any time.
+#[derive(Clone, Default, Debug)]
+pub struct Expected {
+    /// As many as this, or as there is room for.
+    pub requests: u32,
+    /// Pages of each group that one holds at most; empty if no request is expected.
+    pub pages: Vec<u32>,
+}
+
 impl LedgerConfig {
     /// What most want: one group of full attention, prefixes shared by `ahash64` without a seed, LRU, no limits but
     /// the pool's, no events.
@@ -74,6 +85,7 @@ impl LedgerConfig {
             page_size,
             groups: vec![Group { kind: GroupKind::Full, pages }],
             huge_pages: None,
+            expected: Expected::default(),
             prefix_caching: true,
             partial_reuse: true,
             copy_on_partial_reuse: true,

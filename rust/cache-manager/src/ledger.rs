@@ -32,10 +32,8 @@ pub struct Ledger {
     pub(crate) slots: Slots,
     /// Pages that the newest [`Ledger::take`] took.
     pub(crate) taken: Vec<Taken>,
-    /// Pages of each group that the call under way still takes.
-    pub(crate) left: SmallVec<[u32; 1]>,
-    /// Idle pages that the next [`Ledger::take`] takes first.
-    pub(crate) spare: Vec<PageId>,
+    /// Pages of each group that there is to be room for: those that the call under way still takes, and more.
+    pub(crate) left: SmallVec<[u32; 4]>,
     pub(crate) copies: Copies,
     pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
@@ -87,6 +85,7 @@ impl Ledger {
             config.groups.iter_mut().for_each(|group| group.kind = group.kind.without_snapshots());
         }
         let pools = config.pools().expect("page ids fit an int32");
+        config.expected.requests = config.expected.that_fit(&pools.capacity());
         let pages: usize = pools.groups().map(|group| pools[group].total() as usize).sum();
         let blocks = if config.prefix_caching { pages } else { 0 };
         Ledger {
@@ -96,7 +95,6 @@ impl Ledger {
             slots: Slots::default(),
             taken: Vec::new(),
             left: SmallVec::new(),
-            spare: Vec::new(),
             copies: Copies::default(),
             pins: Pins::default(),
             offloads: Vec::new(),

@@ -17,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod alone;
 mod blocks;
 mod chunks;
 mod config;
@@ -48,8 +47,10 @@ mod partial;
 mod pins;
 mod planning;
 mod probe;
+mod promise;
 mod publication;
 mod retention;
+mod room;
 mod row;
 mod scheduling;
 mod sequence;
@@ -67,7 +68,7 @@ mod to_completion;
 mod verify;
 mod write_policy;
 
-pub use config::{LedgerConfig, OnDuplicate, Reserve};
+pub use config::{Expected, LedgerConfig, OnDuplicate, Reserve};
 pub use copies::{CopyEnd, CopyId, CopyJob};
 pub use counters::Counters;
 pub use error::{LedgerError, NoRoom};

@@ -309,7 +309,7 @@ impl Sequence {
     }
 
     /// Where it stands once what is on its way, or set aside, is here: the tokens with KV.
-    fn arrival(&self, page_size: u32) -> u32 {
+    pub(crate) fn arrival(&self, page_size: u32) -> u32 {
         match (&self.suspension, &self.load) {
             (Some(suspension), _) => suspension.processed,
             (None, Some(load)) => load.end * page_size,
@@ -318,7 +318,7 @@ impl Sequence {
     }
 
     /// Blocks that it has pages for in a group then.
-    fn blocks_held(&self, group: GroupId, page_size: u32) -> u32 {
+    pub(crate) fn blocks_held(&self, group: GroupId, page_size: u32) -> u32 {
         let held = self.row(group).pages.len() as u32;
         match (&self.suspension, &self.load) {
             (Some(suspension), _) => suspension.rows[group.index()].blocks,
@@ -330,7 +330,7 @@ impl Sequence {
     }
 
     /// Pages of a group that it takes to come back from where it was set aside.
-    fn pages_to_return(&self, group: GroupId) -> u32 {
+    pub(crate) fn pages_to_return(&self, group: GroupId) -> u32 {
         match &self.suspension {
             Some(suspension) if !matches!(suspension.stage, Stage::Returning(..)) => {
                 suspension.rows[group.index()].pages()
@@ -340,7 +340,7 @@ impl Sequence {
     }
 
     /// Blocks that the beams beside this one will have for themselves: those behind the full blocks of the prompt.
-    fn for_other_beams(&self, kind: GroupKind, start: u32, covered: u32, page_size: u32) -> u32 {
+    pub(crate) fn for_other_beams(&self, kind: GroupKind, start: u32, covered: u32, page_size: u32) -> u32 {
         match self.beams {
             0 | 1 => 0,
             beams => {

@@ -13,7 +13,6 @@ use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use crate::tiers::Loads;
 use block_pool::{GroupId, PageId, Pools, Step};
-use radix_tree::NodeId;
 use smallvec::{SmallVec, smallvec};
 
 /// What `alloc` will do for one request.
@@ -32,11 +31,18 @@ pub(crate) struct Plan {
     pub(crate) placeholder: bool,
     /// Drafts that it verifies behind them.
     pub(crate) drafts: u32,
+    /// Most tokens that it may compute, by the caller's word.
+    pub(crate) bound: u32,
     /// What has to be loaded before a forward can be planned.
     pub(crate) load: Option<Box<LoadPlan>>,
 }
 
 impl Plan {
+    /// Whether the request goes on from something that is stored.
+    pub(crate) fn moves(&self) -> bool {
+        !self.hit.is_empty() || self.partial.is_some() || self.load.is_some()
+    }
+
     /// Where the full blocks end that the request goes on from, in tokens, if there is a hit.
     pub(crate) fn hit_end(&self, config: &LedgerConfig) -> u32 {
         self.start / config.page_size * config.page_size
@@ -65,10 +71,10 @@ pub(crate) struct Scratch {
     /// Pages to take for each plan, in each group.
     pub(crate) pages: Vec<NewPages>,
     pub(crate) found: Found,
-    /// Only blocks of a request before this one may be hits.
-    pub(crate) most_found: Option<usize>,
-    /// Whether the batch is one request, and nobody else holds a page of memory that groups share.
-    pub(crate) alone: bool,
+    /// How often what a request may find is halved.
+    pub(crate) halvings: u32,
+    /// Pages of each group that there is to be room for when the batch begins to take its own, those among them.
+    pub(crate) left: SmallVec<[u32; 4]>,
     pub(crate) leaving: Leaving,
     pub(crate) taken_over: TakenOver,
     /// Whether parts of blocks are looked for.
@@ -76,6 +82,11 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
+    /// Whether a request goes on from something that is stored on the device.
+    pub(crate) fn has_hits(&self) -> bool {
+        self.plans.iter().any(|plan| !plan.hit.is_empty() || plan.partial.is_some())
+    }
+
     /// Each plan, with the pages that it takes in each of so many groups.
     pub(crate) fn plans(&self, groups: usize) -> impl Iterator<Item = (&Plan, &[NewPages])> {
         self.plans.iter().zip(self.pages.chunks_exact(groups))
@@ -135,6 +146,12 @@ impl LedgerConfig {
             Reserve::Prompt | Reserve::Chunk => reach,
         }
     }
+}
+
+/// One past the last block that a request may find, which has `held` blocks and could find those before `limit`.
+#[inline]
+fn most_found(held: usize, limit: usize, halvings: u32) -> usize {
+    held + limit.saturating_sub(held).checked_shr(halvings).unwrap_or(0)
 }
 
 /// Blocks with the tokens before `tokens` that come after the `held` first ones.
@@ -200,7 +217,7 @@ impl Ledger {
         loads: &mut Loads<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
-        scratch.partly = self.config.reuses_partly();
+        scratch.partly = self.config.reuses_partly() && scratch.halvings == 0;
         let planned = self.plan_batch(batch, num_tokens, loads, scratch);
         let spoiled = match planned {
             // A copy needs its source and a page more: the request may have room without.
@@ -275,67 +292,6 @@ impl Ledger {
         demand
     }
 
-    /// Whether the planned batch fits, to the page.
-    fn check_room(&mut self, scratch: &Scratch) -> Result<(), LedgerError> {
-        let mut room = self.pools.room();
-        let parts: SmallVec<[NodeId; 4]> = scratch.partial_nodes().collect();
-        self.mark_held(&scratch.found, &parts);
-        let mut demand: SmallVec<[u32; 1]> = smallvec![0; self.config.groups.len()];
-        let mut lacking = None;
-        for (plan, taken) in scratch.plans(self.config.groups.len()) {
-            let sequence = self.slots.get(plan.slot).ok_or(LedgerError::UnknownSlot(plan.slot))?;
-            for group in self.config.group_ids() {
-                for page in plan.load.iter().flat_map(|load| load.stored(group)) {
-                    if self.pools[group].is_evictable(page) && self.pools[group].mark(page) {
-                        room.claim(&self.pools, group, page);
-                    }
-                }
-                let part = self.partial_page(plan, group);
-                let change = Change { sequence, hit: &plan.hit, start: plan.start, part };
-                change.pages(&self.config, &mut self.pools, &scratch.found, group, |pools, page, gains| {
-                    if gains { room.claim(pools, group, page) } else { room.give_back(pools, group, page) }
-                });
-            }
-            let before = demand.clone();
-            for (demand, pages) in demand.iter_mut().zip(taken) {
-                *demand += pages.count();
-            }
-            if lacking.is_none() && !room.can_satisfy(&demand) {
-                let short = |&group: &GroupId| demand[group.index()] > room.available(group);
-                let no_room = match self.config.group_ids().find(short) {
-                    Some(group) => {
-                        let free = room.available(group).saturating_sub(before[group.index()]);
-                        self.room(group, taken[group.index()].count(), free)
-                    }
-                    None => self.huge_room(&demand),
-                };
-                lacking = Some((plan.slot, no_room));
-            }
-        }
-        // A later request's hits may give back pages that an earlier one lacked: the sum decides.
-        match lacking {
-            Some((slot, no_room)) if !room.can_satisfy(&demand) => {
-                Err(LedgerError::InsufficientBlocks { slot, room: no_room })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Opens a pass of marks in which the pages that are held, and hit, are marked: nobody who lets one go makes room.
-    /// So are those of the blocks of `parts`.
-    pub(crate) fn mark_held(&mut self, found: &Found, parts: &[NodeId]) {
-        for group in self.config.group_ids() {
-            let pool = &mut self.pools[group];
-            pool.open_marks();
-            let parts = parts.iter().filter_map(|&node| self.tree.page(node, group));
-            for page in found.all(group).iter().copied().chain(parts) {
-                if !pool.is_evictable(page) {
-                    pool.mark(page);
-                }
-            }
-        }
-    }
-
     fn plan_one(
         &mut self,
         index: usize,
@@ -363,7 +319,7 @@ impl Ledger {
                 &self.config,
                 &self.tree,
                 sequence,
-                scratch.most_found.map_or(limit, |most| limit.min(most)),
+                most_found(on_device, limit, scratch.halvings),
                 &mut self.reader,
             );
             found.collisions += u64::from(why == Some(MissReason::Collision));
@@ -437,7 +393,9 @@ impl Ledger {
             self.plan_load_pages(&mut load, slot, start, bound, hit_end, scratch).then_some(load)
         });
         let Forward { end, placeholder, drafts, .. } = forward;
-        Ok(Plan { slot, hit, partial, missed, start, end, placeholder, drafts, load: load.map(Box::new) })
+        let bound = bound.unwrap_or(u32::MAX);
+        let load = load.map(Box::new);
+        Ok(Plan { slot, hit, partial, missed, start, end, placeholder, drafts, bound, load })
     }
 
     /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.

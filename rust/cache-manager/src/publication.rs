@@ -189,9 +189,8 @@ impl Publication<'_> {
         if stored == own {
             return; // published by a request that shares the page with this one
         }
-        // Whoever starts over because of where its pages lay does not move there again.
-        let moves = sequence.len() > sequence.refused_alone;
-        if moves && self.config.on_duplicate == OnDuplicate::Adopt {
+        let opens = self.pools[group].would_open(stored); // and keep other groups out
+        if !opens && self.config.on_duplicate == OnDuplicate::Adopt {
             self.pools[group].acquire(stored);
             self.pools[group].release(own, sequence.last_step);
             sequence.row_mut(group).replace(block, stored);

@@ -148,7 +148,7 @@ impl Pass {
 
 impl Sequence {
     /// Every page of a group that the request holds, wherever.
-    fn all_pages(&self, group: GroupId) -> impl Iterator<Item = PageId> + '_ {
+    pub(crate) fn all_pages(&self, group: GroupId) -> impl Iterator<Item = PageId> + '_ {
         let load = self.load.iter().flat_map(move |load| load.rows[group.index()].held());
         let returning = self.suspension.iter().flat_map(|suspension| suspension.pages());
         let returning = returning.filter(move |(of, _)| *of == group).map(|(_, page)| page);

@@ -1,6 +1,7 @@
 //! One request: its token log, its hash chain, its pages, and its steps in flight.
 
 use crate::loads::Load;
+use crate::promise::Rest;
 use crate::retention::BlockRetention;
 use crate::row::Row;
 use crate::suspension::Suspension;
@@ -179,8 +180,10 @@ pub(crate) struct Sequence {
     pub(crate) interrupted: bool,
     /// Newest step that the sequence was planned in.
     pub(crate) last_step: Step,
-    /// Its tokens when it was last refused though it was alone; 0: never.
-    pub(crate) refused_alone: u32,
+    /// Most tokens of a forward, by the caller's last word.
+    pub(crate) bound: u32,
+    /// What it holds at most from now to its end, where groups share a slab.
+    pub(crate) rest: Rest,
     /// Pass in which the sequence was last seen in a batch.
     pub(crate) batch_mark: u64,
 }
@@ -235,7 +238,8 @@ impl Sequence {
             dropped: VecDeque::new(),
             interrupted: false,
             last_step: Step(0),
-            refused_alone: 0,
+            bound: u32::MAX,
+            rest: Rest::default(),
             batch_mark: 0,
         }
     }
@@ -320,7 +324,8 @@ impl Sequence {
             dropped,
             interrupted,
             last_step,
-            refused_alone: _, // says how the next plan is made, not what there is
+            bound: _, // of a guess at what comes
+            rest: _,  // follows from the rest
             batch_mark: _,
         } = self;
         (serial, tokens, unknown, max_length, namespace_key, extras).hash(hasher);

@@ -41,20 +41,25 @@ impl Ledger {
         if self.config.kind(group).lasts() {
             return self.needed_to_last(sequence, group);
         }
-        let steps = (1 + u32::from(two_steps)).max(sequence.steps_out.len() as u32);
-        let most = match self.config.kind(group) {
-            GroupKind::Recurrent(snapshots) if snapshots.any() => 1 + steps,
-            _ => 1,
-        };
         let pool = &self.pools[group];
         let own =
             sequence.row(group).held().filter(|&(_, page)| pool.refs(page) == 1 && pool.pins(page) == 0);
-        (sequence.beams.max(1) - 1 + most).saturating_sub(own.count() as u32)
+        self.most_states(sequence, group, two_steps).saturating_sub(own.count() as u32)
+    }
+
+    /// Pages that a request has at one time, at most, all its beams together.
+    pub(crate) fn most_states(&self, sequence: &Sequence, group: GroupId, two_steps: bool) -> u32 {
+        let steps = (1 + u32::from(two_steps)).max(sequence.steps_out.len() as u32);
+        let own = match self.config.kind(group) {
+            GroupKind::Recurrent(snapshots) if snapshots.any() => 1 + steps,
+            _ => 1,
+        };
+        sequence.beams.max(1) - 1 + own
     }
 
     /// Pages that a request takes once, if it has not. To work in each of its beams has some; what an encoder made is for
     /// all of them.
-    fn needed_to_last(&self, sequence: &Sequence, group: GroupId) -> u32 {
+    pub(crate) fn needed_to_last(&self, sequence: &Sequence, group: GroupId) -> u32 {
         let kind = self.config.kind(group);
         let own = if sequence.row(group).pages.is_empty() {
             kind.lasting(sequence.encoder, self.config.page_size)

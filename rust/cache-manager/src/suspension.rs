@@ -335,7 +335,7 @@ impl Ledger {
         tier.check_open().map_err(|why| LedgerError::NoTier(why.to_string()))?;
         self.events.seal();
         if self.config.huge_pages.is_some() {
-            self.left = demand;
+            self.left = self.left_beside(&demand);
         }
         let mut begun = Vec::with_capacity(batch.len());
         for &slot in batch {

@@ -38,9 +38,6 @@ impl Ledger {
         }
         let mut lost = Vec::new();
         let (priority, taken) = (self.config.priority, &mut self.taken);
-        self.pools.take_these(group, &self.spare, priority, taken);
-        let count = count - self.spare.len() as u32;
-        self.spare.clear();
         let complete = self.pools.take_many(group, count, priority, &self.left, taken, &mut lost);
         for taken in &self.taken {
             self.fills.taken(group, taken.page);

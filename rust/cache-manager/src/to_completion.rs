@@ -49,7 +49,7 @@ impl Fate {
 
 /// Pages of one request in such a group.
 #[derive(Default)]
-struct Share {
+pub(crate) struct Share {
     /// Blocks that it will have with others.
     with_others: SmallVec<[u32; 8]>,
     /// Pages that come back when it lets go of them.
@@ -92,7 +92,7 @@ impl Ledger {
     }
 
     /// Tokens that a group which keeps everything has pages for in the end.
-    fn covered_at_end(&self, next: &Next, two_steps: bool) -> u32 {
+    pub(crate) fn covered_at_end(&self, next: &Next, two_steps: bool) -> u32 {
         let Some(sequence) = self.slots.get(next.slot) else { return 0 };
         let tokens = sequence.most_tokens(&self.config);
         (tokens + sequence.room_at_end(two_steps)).max(sequence.prompt_end)
@@ -194,7 +194,7 @@ impl Ledger {
 
     /// The most blocks that a request will hold at one time in a group that forgets, without those it has with others
     /// and with them.
-    fn peaks(&self, next: &Next, group: GroupId, two_steps: bool, share: &Share) -> (u32, u32) {
+    pub(crate) fn peaks(&self, next: &Next, group: GroupId, two_steps: bool, share: &Share) -> (u32, u32) {
         let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else {
             return (0, 0);
         };

@@ -349,7 +349,6 @@ impl Ledger {
             pass: _,
             taken: _,
             left: _,
-            spare: _,
             fills: _, // of pages that were taken
             pins,
             offloads: _,     // their copies are in flight
