@@ -44,16 +44,18 @@ class Request:
         )
         self.out: list[tuple[int, bool]] = []
         """For each step out: the tokens that it computes, and whether it brings any."""
+        self.lost = 0
+        """Of these the oldest ones that a preemption dropped: their results are still due."""
 
     @property
     def coming(self) -> int:
         """Tokens that it has when each step that is out and brings any has brought one."""
-        return self.known + sum(brings for _, brings in self.out)
+        return self.known + sum(brings for _, brings in self.out[self.lost :])
 
     @property
     def launched(self) -> int:
         """Tokens that are computed, or are in a step that is out."""
-        return self.ctx.processed_length + sum(tokens for tokens, _ in self.out)
+        return self.ctx.processed_length + sum(tokens for tokens, _ in self.out[self.lost :])
 
     @property
     def can_plan(self) -> bool:
@@ -66,12 +68,17 @@ class Request:
         self.out.append((self.ctx.active_length, ends))
 
     def step(self) -> None:
-        (_, brings), decodes = self.out.pop(0), self.known > self.prompt
-        accepted = self.draw.randint(0, self.drafts) if decodes else 0
+        is_lost, (_, brings) = self.lost > 0, self.out.pop(0)
+        self.lost -= is_lost
+        accepted = self.draw.randint(0, self.drafts) if self.known > self.prompt else 0
         count = min(1 + accepted, self.tokens - self.coming) if brings else 0
         new = [self.draw.randrange(2**31) for _ in range(count)]
         self.kv.step(self.ctx, new_tokens=new, counts=count)
-        self.known += count
+        self.known += 0 if is_lost else count
+
+    def preempt(self) -> None:
+        self.kv.preempt(self.ctx)
+        self.lost = len(self.out)
 
 
 def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request], *, may_wait: bool) -> None:
@@ -96,8 +103,7 @@ def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request],
                 kv.release(done[0].ctx)
                 gone.append(done[0])
             else:
-                kv.preempt(one.ctx)
-                one.out.clear()
+                one.preempt()
     kv.verify()
     kv.release([one.ctx for one in alive if one not in gone])
 
@@ -183,3 +189,49 @@ def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
             pk.load_kv_manager(params, batch, longest + 1, None, memory, allocate_pools=False, **given)
         assert refused.value.max_seq_len_that_fits == longest
         assert refused.value.needed > refused.value.available == memory
+
+
+def uneven(draw: random.Random) -> MultiKVCacheParams:
+    """Groups whose pages tile no small huge page: how they share memory depends on how much there is."""
+    shape: dict[str, Any] = {"dtype": "bfloat16", "page_size": draw.choice([1, 3, 16])}
+    heads: dict[str, Any] = {"n_kv_heads": draw.randint(1, 13), "head_dim": draw.choice([4, 6, 10, 14])}
+    window = SlidingWindow(draw.randint(1, 60))
+    return MultiKVCacheParams(
+        {
+            "full": MHAKVCacheParams(**shape, **heads, num_layers=draw.randint(1, 7)),
+            "sliding": MHAKVCacheParams(
+                **shape, n_kv_heads=1, head_dim=6, num_layers=draw.randint(1, 7), kind=window
+            ),
+        }
+    )
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_what_a_refusal_says_is_needed_is_enough_and_no_more_than_has_to_be(
+    case: int, first_seed: int
+) -> None:
+    draw = random.Random(first_seed + case)
+    params = uneven(draw) if case % 3 == 0 else parameters(draw)
+    batch, tokens = draw.randint(1, 6), draw.choice([1, draw.randint(1, 400)])
+    given: dict[str, Any] = {
+        "max_num_input_tokens": draw.choice([None, 1, 8, 30]),
+        "encoder_length": 25 if isinstance(params, MultiKVCacheParams) and "cross" in params else None,
+        "length_mix": draw.choice([None, {30: 3, 100: 1}, {7: 1, 200: 0.01}]),
+    }
+
+    def refused(memory: int) -> pk.CacheTooSmallError | None:
+        try:
+            plan_cache(params, memory, batch, max_seq_len=tokens, **given)
+        except pk.CacheTooSmallError as error:
+            return error
+        return None
+
+    memory = draw.choice([0, draw.randint(0, 2000), draw.randint(0, 100_000)])
+    while (error := refused(memory)) is None:
+        memory = memory * 3 // 4
+    plan = plan_cache(params, error.needed, batch, max_seq_len=tokens, **given)
+    assert plan.concurrency(tokens) >= 1
+    pk.load_kv_manager(params, batch, tokens, None, error.needed, allocate_pools=False, **given)
+    assert error.needed > error.available == memory
+    assert refused(error.needed - 1)
+    assert all(refused(memory + (error.needed - memory) * part // 8) for part in range(8))
