@@ -202,6 +202,22 @@ def test_no_form_of_a_refusal_has_a_secret(refused: Callable[[], object]) -> Non
         assert SEED not in form
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no form")
+
+
+@pytest.mark.parametrize("field", FULL)
+def test_what_cannot_be_printed_is_refused_by_its_field(field: str) -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (Unprintable(), nested):
+        (said,) = refusals(**{field: value})
+        assert said.startswith(f"{field}=")
+        assert len(said) < 300
+
+
 def test_every_number_has_a_unit() -> None:
     numbers = {
         name

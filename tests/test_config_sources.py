@@ -334,6 +334,7 @@ MERGES = "a: &a {x: 1}\n" + "".join(
         ("a.yaml", "max_tokens: !!timestamp x", "is no timestamp: line 1 column 13"),
         ("a.yaml", "max_tokens: !!bool x", "is no bool: line 1 column 13"),
         ("a.yaml", "max_tokens: 2001-99-99", "is no timestamp: line 1 column 13"),
+        ("a.yaml", "max_tokens: 3\0", "special characters are not allowed: character 14"),
         ("a.yaml", "max_tokens: *none", "found undefined alias 'none': line 1 column 13"),
     ],
 )
@@ -346,6 +347,32 @@ def test_a_file_that_would_take_long_to_read_or_says_no_value_is_refused_at_its_
     assert time.perf_counter() - began < 5
     assert said in line
     assert len(line) < 500
+
+
+@pytest.mark.parametrize("number", ["5e-1", "5E-1", "0.5", "5.0e-1", "+0.05e1", "500e-3"])
+def test_a_number_is_the_same_in_json_in_yaml_and_in_a_flag(number: str, tmp_path: Path) -> None:
+    for name in ("cache.yaml", "cache.json"):
+        (tmp_path / name).write_text(f'{{"device_memory_utilization": {number.lstrip("+")}}}')
+        config = KVCacheConfig.from_args(["--config", str(tmp_path / name)])
+        assert config.device_memory_utilization == 0.5
+    assert KVCacheConfig.from_args(["--device-memory-utilization", number]) == config
+
+
+@pytest.mark.parametrize("place", ["cache.yaml", "cache.json", "flag", "python"])
+def test_no_connector_by_its_name_is_none(place: str, tmp_path: Path) -> None:
+    (tmp_path / "cache.yaml").write_text("kv_connector_config: 'null'")
+    (tmp_path / "cache.json").write_text('{"kv_connector_config": "null"}')
+    argv = {"flag": ["--kv-connector-config", "null"], "python": []}.get(
+        place, ["--config", str(tmp_path / place)]
+    )
+    given = {"kv_connector_config": "null"} if place == "python" else {}
+    assert KVCacheConfig.from_args(argv, **given) == KVCacheConfig()
+
+
+@pytest.mark.parametrize("argv", ["--max-tokens 3", ["--max-tokens", 3], [b"--max-tokens"], [None]])
+def test_a_command_line_is_a_list_of_strings(argv: Any) -> None:
+    with pytest.raises(TypeError, match="argv: must be a list of str"):
+        KVCacheConfig.from_args(argv)
 
 
 def test_a_file_may_have_as_much_as_is_allowed(tmp_path: Path) -> None:

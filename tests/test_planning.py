@@ -271,7 +271,7 @@ def test_a_request_that_max_tokens_leaves_no_room_for_is_told_so() -> None:
 
 
 def test_a_mix_moves_memory_to_where_more_of_it_is_needed() -> None:
-    # Of 320 tokens a request has 20 pages of 256, and 7 of 512. The mix of short ones divides all but null pages
+    # Of 320 tokens a request has 20 pages of 256, and 7 of 512. The mix divides all but the null pages
     # in the ratio of 256 to 512: the 20 pages have to be a third.
     mix: dict[str, Any] = {"length_mix": {16: 1}, "max_num_input_tokens": 16}
     with pytest.raises(CacheTooSmallError) as refused:

@@ -199,6 +199,7 @@ class KVCacheConfig(Configuration, frozen=True):
             given: fields, as for `KVCacheConfig`.
 
         Raises:
+            TypeError: `argv` is no list of strings.
             ValueError: a flag, a key of the file or a field is unknown, a file cannot be read, or a value is
                 not allowed. The message says which, what is allowed, and where the value comes from.
         """
@@ -423,7 +424,7 @@ def _shares(value: object, name: str) -> tuple[float, ...]:
 
 
 def _connector(value: object, name: str) -> KVConnectorConfig | None:
-    if value is None:
+    if value is None or (isinstance(value, str) and value == "null"):
         return None
     if not isinstance(value, KVConnectorConfig | Mapping | str):
         raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,9 +67,13 @@ def read(
     """The configuration that all places give together, and the flags of `argv` that are none of it.
 
     Raises:
+        TypeError: `argv` is no list of strings.
         ValueError: what cannot be read, is unknown, or is not allowed.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if isinstance(argv, str) or not all(isinstance(it, str) for it in argv):
+        raise TypeError("argv: must be a list of str")
+    argv = list(argv)
     values: dict[str, _Value] = {}
     flags, file, rest = _flags(cls, argv)
     for source in (
@@ -186,8 +191,8 @@ def _content(text: str, *, is_json: bool) -> object:
         mark = error.problem_mark or error.context_mark
         place = f": line {mark.line + 1} column {mark.column + 1}" if mark else ""
         raise ValueError(f"{error.problem or error.context}{place}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"{error.reason}: character {error.position + 1}") from None
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
@@ -229,6 +234,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         except ValueError as error:
             raise _error(str(error), node) from None
         return dict(super().construct_mapping(node, deep))
+
+
+_Loader.add_implicit_resolver(  # as JSON and YAML 1.2 have them: 5e-1
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def _error(problem: str, place: Any) -> yaml.MarkedYAMLError:
