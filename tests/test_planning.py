@@ -260,34 +260,6 @@ def test_the_smaller_limit_wins_and_a_warning_says_which(
     assert caplog.messages == [said]
 
 
-def test_a_request_that_max_tokens_leaves_no_room_for_is_told_so() -> None:
-    params = MHAKVCacheParams(**SHAPE, num_layers=1, max_tokens=160)
-    said = r"32 of 10 of 'full' pages; max_tokens=160: must be 497 at least, or None; .*max_seq_len=160 fits"
-    with pytest.raises(CacheTooSmallError, match=said) as refused:
-        pk.load_kv_manager(params, 4, 512, None, 25_600, allocate_pools=False)
-    assert (refused.value.needed, refused.value.max_seq_len_that_fits) == (33 * 256, 160)
-    enough = MHAKVCacheParams(**SHAPE, num_layers=1, max_tokens=497)
-    assert pk.load_kv_manager(enough, 4, 512, None, 33 * 256, allocate_pools=False).max_seq_len == 512
-
-
-def test_a_mix_moves_memory_to_where_more_of_it_is_needed() -> None:
-    # Of 320 tokens a request has 20 pages of 256, and 7 of 512. The mix divides all but the null pages
-    # in the ratio of 256 to 512: the 20 pages have to be a third.
-    mix: dict[str, Any] = {"length_mix": {16: 1}, "max_num_input_tokens": 16}
-    with pytest.raises(CacheTooSmallError) as refused:
-        plan_cache(groups(), 10_000, 4, max_seq_len=320, **mix)
-    assert refused.value.needed == 256 + 512 + 3 * 20 * 256
-    assert plan_cache(groups(), 256 + 512 + 3 * 20 * 256, 4, **mix).concurrency(320) == 1
-
-
-def test_more_pages_than_have_ids_are_refused_as_too_many_and_not_as_too_little_memory() -> None:
-    with pytest.raises(
-        ValueError, match=r"makes 2147483648 pages of 256 bytes .*, must make 1 to 2\*\*31 - 1"
-    ) as no:
-        plan_cache(FULL, 256 * (2**31 + 1), 4)
-    assert not isinstance(no.value, CacheTooSmallError)
-
-
 @pytest.mark.parametrize("layout", ["paged", "jenga"])
 def test_of_several_windows_no_number_of_tokens_is_a_limit(
     layout: Any, caplog: pytest.LogCaptureFixture
@@ -470,20 +442,6 @@ def test_an_encoders_pages_are_set_aside_for_each_request() -> None:
     kv.claim(ctx)
     kv.alloc(ctx)
     assert len(kv.get_cache_indices(ctx, group="cross")[0]) == 94
-
-
-def test_an_encoder_of_more_tokens_than_are_planned_for_is_refused_with_the_numbers() -> None:
-    cross = MHAKVCacheParams(**SHAPE, num_layers=1, kind=CrossAttention())
-    params = MultiKVCacheParams({"full": FULL, "cross": cross}, layout="paged")
-    with pytest.raises(
-        ValueError, match="encoder_length=16777217: must be a whole number from 1 to 16777216"
-    ):
-        plan_cache(params, 2**62, 4, encoder_length=2**24 + 1)
-    said = "max_batch_size=2048: takes 2147483648 pages of 'cross', 1048576 for each request; must take up to"
-    with pytest.raises(ValueError, match=said) as no:
-        plan_cache(params, 2**62, 2048, encoder_length=2**24)
-    assert not isinstance(no.value, CacheTooSmallError)
-    assert plan_cache(params, 2**62, 2047, encoder_length=2**24).num_pages["cross"] == 2047 * 2**20
 
 
 def test_a_cache_with_cross_attention_is_not_planned_without_the_encoders_tokens() -> None:

@@ -161,7 +161,7 @@ class Groups:
                 return None
             huge_pages = 0
         if huge_pages < 1:
-            needed = least_bytes(available_bytes, self._has_huge_page) if tell else 0
+            needed = least_bytes(available_bytes, self._has_huge_page, "a huge page") if tell else 0
             raise CacheTooSmallError(
                 f"available_bytes={available_bytes}: has no room for a huge page beside the null one, which "
                 f"{needed} bytes have",

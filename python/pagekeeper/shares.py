@@ -139,8 +139,8 @@ def divide(
     return {name: pages[name] for name in params}
 
 
-def least_bytes(above: int, enough: Callable[[int], bool]) -> int:
-    """About the least number of bytes above another that is enough, itself enough.
+def least_bytes(above: int, enough: Callable[[int], bool], what: str) -> int:
+    """About the least number of bytes above another that is enough for `what`, itself enough.
 
     Of memory that groups share more is not always enough: how it is cut depends on how much there is. So it
     is looked for in steps of a 64th, and then where the step that is enough begins to be.
@@ -149,9 +149,9 @@ def least_bytes(above: int, enough: Callable[[int], bool]) -> int:
         ValueError: no number of bytes is.
     """
     low, high, most = above, above + 1, 2**63 - 1
-    while not enough(high):
+    while high > most or not enough(high):
         if high >= most:
-            raise ValueError("no number of bytes up to 2**63 - 1 is enough")
+            raise ValueError(f"{what}: no number of bytes up to 2**63 - 1 is enough")
         low, high = high, min(high + max(high // 64, 1), most)
     while high - low > 1:
         middle = (low + high) // 2

@@ -60,7 +60,7 @@ class _Division:
         Raises:
             ValueError: none have.
         """
-        batch = max(self.max_batch_size, requests)
+        batch = max(self.max_batch_size, whole_number(requests, "requests"))
         division = replace(self, params=replace(self.params, max_tokens=None), max_batch_size=batch)
         pages = [count * requests for count in self.demand.pages(tokens)]
 
@@ -71,7 +71,8 @@ class _Division:
                 return False
 
         groups = zip(Groups(self.params).params, pages, strict=True)
-        return least_bytes(max(above, sum(count * group.bytes_per_page for group, count in groups)), enough)
+        least = sum(count * group.bytes_per_page for group, count in groups)
+        return least_bytes(max(above, least), enough, f"{requests} requests of {tokens} tokens")
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class CachePlan:
         """
         groups = zip(self.groups.values(), self.memory.usable_pages, strict=True)
         whole = [pages * group.page_size for group, pages in groups if isinstance(group.kind, FullAttention)]
-        most = min([most, *whole])
+        most = min([whole_number(most, "most", most=LONGEST), *whole])
         if self.concurrency(most):
             return most
         low, high = 0, most  # one that fits, and one that does not
