@@ -78,7 +78,7 @@ class Request:
 
     def preempt(self) -> None:
         self.kv.preempt(self.ctx)
-        self.lost = len(self.out)
+        self.lost, self.prompt = len(self.out), self.known  # all that is known is computed again
 
 
 def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request], *, may_wait: bool) -> None:
