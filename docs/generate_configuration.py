@@ -47,7 +47,8 @@ print(config.window_size_shares, config.kv_connector_config.type.value)  # (0.4,
 A connector's configuration is taken whole from one place. In text, `none` is None, and true, yes, on and 1
 are True. A refusal names the field, the value, what is allowed, and the place. Unknown flags, keys and fields
 are refused with the one that was meant, and so is a key that is there twice. What may be a secret is not
-shown. An engine with flags of its own calls `from_known_args`, which gives them back.
+shown. A file has at most 64 KiB, nested 32 deep, and 4096 values, where an alias counts as all that it stands
+for. An engine with flags of its own calls `from_known_args`, which gives them back.
 
 `PAGEKEEPER_WINDOW_SIZE_SHARES` and `PAGEKEEPER_KV_LAYOUT` are read besides where a cache is sized whose
 parameters leave `window_size_shares` and `layout` open: see [planning.md](planning.md).

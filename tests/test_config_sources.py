@@ -4,6 +4,8 @@ import json
 import logging
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,35 @@ def test_text_that_says_no_value_of_the_field_is_refused(argv: list[str], said: 
     assert line.endswith(f"(from {argv[0]})")
 
 
+@pytest.mark.parametrize("place", ["flag", "environment", "cache.yaml", "cache.json", "python"])
+def test_what_would_need_replicas_is_refused_from_everywhere_and_the_default_is_not(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, variable = "attention_dp_events_gather_period_ms", "PAGEKEEPER_ATTENTION_DP_EVENTS_GATHER_PERIOD_MS"
+
+    def asked(period: int) -> KVCacheConfig:
+        argv: list[str] = []
+        match place:
+            case "python":
+                return KVCacheConfig.from_args([], **{name: period})
+            case "environment":
+                monkeypatch.setenv(variable, str(period))
+            case "flag":
+                argv = flags({name: period})
+            case file:
+                (tmp_path / file).write_text(json.dumps({name: period}))
+                argv = ["--config", str(tmp_path / file)]
+        return KVCacheConfig.from_args(argv)
+
+    origins = {"flag": f"from --{name.replace('_', '-')}", "environment": f"from {variable}"}
+    origin = (origins | {"python": "given in Python"}).get(place, f"from {tmp_path / place}")
+    assert asked(5) == KVCacheConfig()
+    with pytest.raises(ValueError, match="replica") as error:
+        asked(6)
+    said = f"{name}=6: must be 5: there is one replica, no others' events to gather"
+    assert str(error.value) == f"{said} ({origin})"
+
+
 def test_fields_that_do_not_go_together_are_told_with_both_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEKEEPER_ENABLE_PREFIX_CACHING", "false")
     (line,) = refused(["--kv-connector-config", "rust_tiered"])
@@ -274,6 +305,86 @@ def test_a_key_that_is_there_twice_is_refused(name: str, content: str, tmp_path:
     assert "'max_tokens' is there twice" in line
     (line,) = refused(["--kv-connector-config", '{"type": "null", "type": "dkv"}'])
     assert line.endswith("'type' is there twice (from --kv-connector-config)")
+
+
+BOMB = "a: &a [1, 2]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghijkl")
+)
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in pairwise("abcdefghijklmnop")
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.yaml", BOMB, "has more than 4096 values, those of aliases counted each time: line 5 column "),
+        ("a.yaml", MERGES, "has more than 4096 values, those of aliases counted each time: line 10 column "),
+        ("a.yaml", "max_tokens: &a [*a]", "an alias is in what it stands for: line 1 column 17"),
+        ("a.yaml", f"max_tokens: {'[' * 32}", "is nested more than 32 deep: line 1 column 44"),
+        ("a.yaml", "- " * 30_000, "is nested more than 32 deep: line 1 column "),
+        ("a.json", f'{{"max_tokens": {"[" * 60_000}', "is nested too deeply"),
+        ("a.json", f'{{"max_tokens": {"[" * 400}{"]" * 400}}}', "max_tokens="),
+        ("a.yaml", " " * 2**16 + "x", "has more than 65536 bytes"),
+        ("a.json", "[" * 2**16 + "x", "has more than 65536 bytes"),
+        ("a.yaml", f"max_tokens: {':'.join(['1'] * 30_000)}", "max_tokens=an int of thousands of digits"),
+        ("a.yaml", f"max_tokens: {':'.join(['1'] * 30_000)}.5", "is no float: line 1 column 13"),
+        ("a.yaml", "max_tokens: !!int x", "is no int: line 1 column 13"),
+        ("a.yaml", "max_tokens: !!int ''", "is no int: line 1 column 13"),
+        ("a.yaml", "max_tokens: !!timestamp x", "is no timestamp: line 1 column 13"),
+        ("a.yaml", "max_tokens: !!bool x", "is no bool: line 1 column 13"),
+        ("a.yaml", "max_tokens: 2001-99-99", "is no timestamp: line 1 column 13"),
+        ("a.yaml", "max_tokens: 3\0", "special characters are not allowed: character 14"),
+        ("a.yaml", "max_tokens: *none", "found undefined alias 'none': line 1 column 13"),
+    ],
+)
+def test_a_file_that_would_take_long_to_read_or_says_no_value_is_refused_at_its_edge(
+    name: str, content: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    began = time.perf_counter()
+    (line,) = refused(["--config", str(tmp_path / name)])
+    assert time.perf_counter() - began < 5
+    assert said in line
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("number", ["5e-1", "5E-1", "0.5", "5.0e-1", "+0.05e1", "500e-3"])
+def test_a_number_is_the_same_in_json_in_yaml_and_in_a_flag(number: str, tmp_path: Path) -> None:
+    for name in ("cache.yaml", "cache.json"):
+        (tmp_path / name).write_text(f'{{"device_memory_utilization": {number.lstrip("+")}}}')
+        config = KVCacheConfig.from_args(["--config", str(tmp_path / name)])
+        assert config.device_memory_utilization == 0.5
+    assert KVCacheConfig.from_args(["--device-memory-utilization", number]) == config
+
+
+@pytest.mark.parametrize("place", ["cache.yaml", "cache.json", "flag", "python"])
+def test_no_connector_by_its_name_is_none(place: str, tmp_path: Path) -> None:
+    (tmp_path / "cache.yaml").write_text("kv_connector_config: 'null'")
+    (tmp_path / "cache.json").write_text('{"kv_connector_config": "null"}')
+    argv = {"flag": ["--kv-connector-config", "null"], "python": []}.get(
+        place, ["--config", str(tmp_path / place)]
+    )
+    given = {"kv_connector_config": "null"} if place == "python" else {}
+    assert KVCacheConfig.from_args(argv, **given) == KVCacheConfig()
+
+
+@pytest.mark.parametrize("argv", ["--max-tokens 3", ["--max-tokens", 3], [b"--max-tokens"], [None]])
+def test_a_command_line_is_a_list_of_strings(argv: Any) -> None:
+    with pytest.raises(TypeError, match="argv: must be a list of str"):
+        KVCacheConfig.from_args(argv)
+
+
+def test_a_file_may_have_as_much_as_is_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "cache.yaml"
+    file.write_text("max_tokens: 3".ljust(2**16))
+    assert KVCacheConfig.from_args(["--config", str(file)]).max_tokens == 3
+    file.write_text("{window_size_shares: [&half 0.5, *half]}")
+    assert KVCacheConfig.from_args(["--config", str(file)]).window_size_shares == (0.5, 0.5)
+    file.write_text(f"window_size_shares: [{', '.join(['1'] * 4093)}]")  # and the list, its key, the mapping
+    assert len(KVCacheConfig.from_args(["--config", str(file)]).window_size_shares or ()) == 4093
+    file.write_text(f"window_size_shares: [{', '.join(['1'] * 4094)}]")
+    assert "has more than 4096 values" in refused(["--config", str(file)])[0]
 
 
 def test_a_yaml_file_may_take_over_what_another_mapping_has(tmp_path: Path) -> None:

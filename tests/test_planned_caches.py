@@ -44,16 +44,18 @@ class Request:
         )
         self.out: list[tuple[int, bool]] = []
         """For each step out: the tokens that it computes, and whether it brings any."""
+        self.lost = 0
+        """Of these the oldest ones that a preemption dropped: their results are still due."""
 
     @property
     def coming(self) -> int:
         """Tokens that it has when each step that is out and brings any has brought one."""
-        return self.known + sum(brings for _, brings in self.out)
+        return self.known + sum(brings for _, brings in self.out[self.lost :])
 
     @property
     def launched(self) -> int:
         """Tokens that are computed, or are in a step that is out."""
-        return self.ctx.processed_length + sum(tokens for tokens, _ in self.out)
+        return self.ctx.processed_length + sum(tokens for tokens, _ in self.out[self.lost :])
 
     @property
     def can_plan(self) -> bool:
@@ -66,12 +68,17 @@ class Request:
         self.out.append((self.ctx.active_length, ends))
 
     def step(self) -> None:
-        (_, brings), decodes = self.out.pop(0), self.known > self.prompt
-        accepted = self.draw.randint(0, self.drafts) if decodes else 0
+        is_lost, (_, brings) = self.lost > 0, self.out.pop(0)
+        self.lost -= is_lost
+        accepted = self.draw.randint(0, self.drafts) if self.known > self.prompt else 0
         count = min(1 + accepted, self.tokens - self.coming) if brings else 0
         new = [self.draw.randrange(2**31) for _ in range(count)]
         self.kv.step(self.ctx, new_tokens=new, counts=count)
-        self.known += count
+        self.known += 0 if is_lost else count
+
+    def preempt(self) -> None:
+        self.kv.preempt(self.ctx)
+        self.lost, self.prompt = len(self.out), self.known  # all that is known is computed again
 
 
 def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request], *, may_wait: bool) -> None:
@@ -96,8 +103,7 @@ def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request],
                 kv.release(done[0].ctx)
                 gone.append(done[0])
             else:
-                kv.preempt(one.ctx)
-                one.out.clear()
+                one.preempt()
     kv.verify()
     kv.release([one.ctx for one in alive if one not in gone])
 

@@ -45,7 +45,7 @@ from pagekeeper.params import (
     whole_number,
 )
 from pagekeeper.params.base import CommonArguments, parse_seed
-from pagekeeper.params.checks import finite_number
+from pagekeeper.params.checks import finite_number, integer
 from pagekeeper.params.groups import AttentionKind
 from pagekeeper.params.multi import parse_share_list, shares_in_text
 
@@ -76,6 +76,8 @@ class KVCacheConfig(Configuration, frozen=True):
         copy_on_partial_reuse: whether it gets a copy of such a block. If not, it takes the block's own page,
             if nobody uses it: the block is lost then.
         store_partial_tails: whether the last block of a request is cached though it is not full.
+        enable_dp_cross_replica_prefix_copy: whether a request may reuse blocks that another replica has.
+            There is one replica so far: nothing comes from another, whatever this says.
         kv_cache_format: element type of keys and values, whatever the model's. None is the model's.
         indexer_kv_cache_format: element type of the keys of a sparse-attention indexer. None is bfloat16,
             whatever `kv_cache_format` says.
@@ -109,6 +111,8 @@ class KVCacheConfig(Configuration, frozen=True):
             no such priority.
         secondary_offload_min_priority: for "on_evict", the priority from which a block goes.
         event_buffer_max_size: most events kept until somebody takes them. 0 records none.
+        attention_dp_events_gather_period_ms: how often the events of all replicas are gathered. There is one
+            replica so far, and any period but the default is refused.
 
     Raises:
         pydantic.ValidationError: a `ValueError`. A value is not allowed, fields do not go together, or a
@@ -125,6 +129,7 @@ class KVCacheConfig(Configuration, frozen=True):
     enable_partial_reuse: bool = True
     copy_on_partial_reuse: bool = True
     store_partial_tails: bool = True
+    enable_dp_cross_replica_prefix_copy: bool = True
     kv_cache_format: KVCacheFormat | None = None
     indexer_kv_cache_format: IndexerFormat | None = None
     state_pool_dtype: StateFormat | None = None
@@ -143,6 +148,7 @@ class KVCacheConfig(Configuration, frozen=True):
     selective_min_priority: Annotated[int | None, Unit("priority")] = None
     secondary_offload_min_priority: Annotated[int, Unit("priority")] = 35
     event_buffer_max_size: Annotated[int, Unit("events")] = 0
+    attention_dp_events_gather_period_ms: Annotated[int, Unit("ms")] = 5
 
     if TYPE_CHECKING:  # what may be given is wider than what is kept
 
@@ -154,6 +160,7 @@ class KVCacheConfig(Configuration, frozen=True):
             enable_partial_reuse: bool = True,
             copy_on_partial_reuse: bool = True,
             store_partial_tails: bool = True,
+            enable_dp_cross_replica_prefix_copy: bool = True,
             kv_cache_format: KVCacheFormat | None = None,
             indexer_kv_cache_format: IndexerFormat | None = None,
             state_pool_dtype: StateFormat | None = None,
@@ -172,6 +179,7 @@ class KVCacheConfig(Configuration, frozen=True):
             selective_min_priority: Priority | None = None,
             secondary_offload_min_priority: Priority = 35,
             event_buffer_max_size: int = 0,
+            attention_dp_events_gather_period_ms: int = 5,
         ) -> None: ...
 
     @classmethod
@@ -191,6 +199,7 @@ class KVCacheConfig(Configuration, frozen=True):
             given: fields, as for `KVCacheConfig`.
 
         Raises:
+            TypeError: `argv` is no list of strings.
             ValueError: a flag, a key of the file or a field is unknown, a file cannot be read, or a value is
                 not allowed. The message says which, what is allowed, and where the value comes from.
         """
@@ -415,7 +424,7 @@ def _shares(value: object, name: str) -> tuple[float, ...]:
 
 
 def _connector(value: object, name: str) -> KVConnectorConfig | None:
-    if value is None:
+    if value is None or (isinstance(value, str) and value == "null"):
         return None
     if not isinstance(value, KVConnectorConfig | Mapping | str):
         raise ValueError(
@@ -428,6 +437,14 @@ def _connector(value: object, name: str) -> KVConnectorConfig | None:
         raise ValueError("; ".join(f"{name}.{refused['msg']}" for refused in error.errors())) from None
 
 
+def _gather_period(value: object, name: str) -> int:
+    if integer(value) != 5:
+        raise ValueError(
+            f"{name}={shown(value)}: must be 5: there is one replica, no others' events to gather"
+        )
+    return 5
+
+
 _PRIORITY = named(parse_priority)
 _PARSERS: dict[str, Parser] = {
     "kv_cache_page_size": whole_number,
@@ -435,6 +452,7 @@ _PARSERS: dict[str, Parser] = {
     "enable_partial_reuse": flag,
     "copy_on_partial_reuse": flag,
     "store_partial_tails": flag,
+    "enable_dp_cross_replica_prefix_copy": flag,
     "kv_cache_format": optional(one_of(*get_args(KVCacheFormat))),
     "indexer_kv_cache_format": optional(one_of(*get_args(IndexerFormat))),
     "state_pool_dtype": optional(one_of(*get_args(StateFormat))),
@@ -453,4 +471,5 @@ _PARSERS: dict[str, Parser] = {
     "selective_min_priority": optional(_PRIORITY),
     "secondary_offload_min_priority": _PRIORITY,
     "event_buffer_max_size": partial(whole_number, least=0),
+    "attention_dp_events_gather_period_ms": _gather_period,
 }

@@ -33,6 +33,7 @@ __all__ = [
     "Unit",
     "callers_level",
     "flag",
+    "from_json",
     "gibibytes",
     "named",
     "one_of",
@@ -99,31 +100,40 @@ class Configuration(BaseModel, frozen=True, extra="forbid", hide_input_in_errors
                     return number(word)
         return given
 
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """The configuration that a JSON object has.
+
+        Raises:
+            pydantic.ValidationError: there is no such object, or it makes no configuration.
+        """
+        try:
+            return super().model_validate_json(json_data, **options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if first["type"] != "json_invalid":
+                raise
+        raise refusal(f"{cls.__name__}: {first['msg']}")  # without the text, which may have a secret
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            raise refusal(f"{cls.__name__}: got {type(given).__name__}, must be a mapping of its fields")
         names = tuple(cls.model_fields)
-        unknown = [name for name in given if name not in names] if isinstance(given, Mapping) else []
-        if unknown:
-            raise ValidationError.from_exception_data(
-                cls.__name__, [_unknown_field(name, names) for name in unknown], hide_input=True
-            )
+        if unknown := [_unknown_field(name, names) for name in given if name not in names]:
+            raise _refused(unknown)
         return given
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in type(self).model_fields:
-            raise self._frozen(name)
-        super().__setattr__(name, value)
+        raise self._frozen(name)
 
     def __delattr__(self, name: str) -> None:
-        if name in type(self).model_fields:
-            raise self._frozen(name)
-        super().__delattr__(name)
+        raise self._frozen(name)
 
     def _frozen(self, name: str) -> ValidationError:
         """What pydantic says too, but with the value that was to be set, which may be a secret."""
-        told = InitErrorDetails(type="frozen_instance", loc=(name,), input=None)
-        return ValidationError.from_exception_data(type(self).__name__, [told], hide_input=True)
+        return _refused([InitErrorDetails(type="frozen_instance", loc=(name,), input=None)])
 
     @field_validator("*", mode="before")
     @classmethod
@@ -135,9 +145,21 @@ class Configuration(BaseModel, frozen=True, extra="forbid", hide_input_in_errors
             raise refusal(str(error)) from None
 
 
-def refusal(message: str, *fields: str) -> PydanticCustomError:
-    """What a validator raises; `fields` are those that it is about, if it is about several."""
-    return PydanticCustomError("refused", "{message}", {"message": message, "fields": fields})
+def refusal(message: str, *fields: str) -> ValidationError:
+    """What a validator raises; `fields` are those that it is about, if it is about several.
+
+    It does not have what was given, which may be a secret: the message says what may be told of it.
+    """
+    return _refused([_details(message, *fields)])
+
+
+def _refused(details: list[InitErrorDetails]) -> ValidationError:
+    return ValidationError.from_exception_data("configuration", details, hide_input=True)
+
+
+def _details(message: str, *fields: str, loc: tuple[str, ...] = ()) -> InitErrorDetails:
+    told = PydanticCustomError("refused", "{message}", {"message": message, "fields": fields})
+    return InitErrorDetails(type=told, loc=loc, input=None)
 
 
 def _unknown_field(name: object, known: tuple[str, ...]) -> InitErrorDetails:
@@ -146,7 +168,7 @@ def _unknown_field(name: object, known: tuple[str, ...]) -> InitErrorDetails:
         name = shown(name)
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-    return InitErrorDetails(type=refusal(f"{name}: unknown; {hint}", given), loc=(name,), input=None)
+    return _details(f"{name}: unknown; {hint}", given, loc=(given,))
 
 
 def callers_level() -> int:
@@ -231,6 +253,18 @@ def told(value: object) -> str:
     return hidden(value) if may_hide else shown(value)
 
 
+def from_json(text: str) -> object:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is none, has a key twice, or is nested too deeply to be read.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=without_doubles)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
 def without_doubles(pairs: Iterable[tuple[Any, object]]) -> dict[Any, object]:
     """A mapping of what a text has, each key once.
 
@@ -251,8 +285,8 @@ def _is_word(value: object) -> bool:
 
 def _from_json(given: str, name: str) -> object:
     try:
-        return json.loads(given, object_pairs_hook=without_doubles)
-    except (ValueError, RecursionError) as error:
+        return from_json(given)
+    except ValueError as error:
         raise ValueError(f"{name}={hidden(given)}: is no JSON object: {error}") from None
 
 

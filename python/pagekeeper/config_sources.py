@@ -6,9 +6,9 @@ loads it when a configuration is read, and not before.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +27,16 @@ from pydantic_settings import (
 )
 
 from pagekeeper.config_document import descriptions
-from pagekeeper.config_model import Configuration, told, without_doubles
+from pagekeeper.config_model import Configuration, from_json, told, without_doubles
 from pagekeeper.errors import shown
 
 __all__ = ["PREFIX", "read", "unknown_flags"]
 
 PREFIX = "PAGEKEEPER_"
 """What variables of the environment begin with."""
+
+MOST_BYTES, MOST_VALUES, MOST_DEPTH = 2**16, 2**12, 32
+"""The largest file of settings, the values that it may have, and how deep they may be nested."""
 
 _log = logging.getLogger("pagekeeper")
 
@@ -64,9 +67,13 @@ def read(
     """The configuration that all places give together, and the flags of `argv` that are none of it.
 
     Raises:
+        TypeError: `argv` is no list of strings.
         ValueError: what cannot be read, is unknown, or is not allowed.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if isinstance(argv, str) or not all(isinstance(it, str) for it in argv):
+        raise TypeError("argv: must be a list of str")
+    argv = list(argv)
     values: dict[str, _Value] = {}
     flags, file, rest = _flags(cls, argv)
     for source in (
@@ -158,14 +165,15 @@ def _file(name: str | None) -> dict[str, _Value]:
     try:
         if not Path(name).is_file():
             raise ValueError(f"--config {shown(name)}: there is no such file")
-        text = Path(name).read_text(encoding="utf-8-sig")
+        with Path(name).open("rb") as file:
+            given = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ValueError(f"--config {shown(name)}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--config {shown(name)}: cannot be read as YAML or JSON: {error}") from None
     try:
-        content = _content(text, is_json=name.lower().endswith(".json"))
-    except (ValueError, RecursionError) as error:
+        if len(given) > MOST_BYTES:
+            raise ValueError(f"has more than {MOST_BYTES} bytes")
+        content = _content(given.decode("utf-8-sig"), is_json=name.lower().endswith(".json"))
+    except ValueError as error:
         raise ValueError(f"--config {shown(name)}: cannot be read as YAML or JSON: {error}") from None
     content = {} if content is None else content
     if not isinstance(content, dict):
@@ -176,19 +184,47 @@ def _file(name: str | None) -> dict[str, _Value]:
 def _content(text: str, *, is_json: bool) -> object:
     """What a file says. A refusal tells of the place, and not what is written there: it may be a secret."""
     if is_json:
-        return json.loads(text, object_pairs_hook=without_doubles)
+        return from_json(text)
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f": line {mark.line + 1} column {mark.column + 1}" if mark else ""
         raise ValueError(f"{error.problem or error.context}{place}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"{error.reason}: character {error.position + 1}") from None
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Reads plain values, and refuses a mapping that has a key twice."""
+    """Reads plain values, within bounds, and refuses a mapping that has a key twice."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._values = 0
+        self._sizes: dict[str, int] = {}  # values that each anchor stands for
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event, before = self.peek_event(), self._values
+        is_alias = isinstance(event, yaml.AliasEvent)
+        if is_alias and event.anchor in self.anchors and event.anchor not in self._sizes:
+            raise _error("an alias is in what it stands for", event)
+        self._values += self._sizes.get(event.anchor, 1) if is_alias else 1
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise _error(f"is nested more than {MOST_DEPTH} deep", event)
+        if self._values > MOST_VALUES:
+            raise _error(f"has more than {MOST_VALUES} values, those of aliases counted each time", event)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if event.anchor is not None and not is_alias:
+            self._sizes[event.anchor] = self._values - before
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError):
+            raise _error(f"is no {node.tag.rpartition(':')[2]}", node) from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, object]:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
@@ -196,8 +232,17 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         try:
             without_doubles((self.construct_object(key), None) for key in scalars)
         except ValueError as error:
-            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+            raise _error(str(error), node) from None
         return dict(super().construct_mapping(node, deep))
+
+
+_Loader.add_implicit_resolver(  # as JSON and YAML 1.2 have them: 5e-1
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _error(problem: str, place: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
 _MERGE = "tag:yaml.org,2002:merge"

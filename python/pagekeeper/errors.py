@@ -49,7 +49,7 @@ class CacheTooSmallError(ValueError):
     """A cache would be too small to serve one request of the length that it is made for.
 
     Attributes:
-        needed: bytes that the pools would need at least, divided as they are.
+        needed: bytes that are enough for the pools, divided as they are, and few more than have to be.
         available: bytes that there are for them.
         max_seq_len_that_fits: tokens of the longest request that could be served; 0 if there is none.
     """
@@ -81,6 +81,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:
         return "an int of thousands of digits"
+    except Exception:  # of a class of the user's, or nested too deeply
+        return f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 

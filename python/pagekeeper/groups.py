@@ -23,7 +23,7 @@ from pagekeeper.params import (
     whole_number,
 )
 from pagekeeper.pools import Pool, check_apart, pool_for, usable_pages
-from pagekeeper.shares import cap_pages, divide, shares_of, warn_of_max_tokens
+from pagekeeper.shares import cap_pages, divide, least_bytes, shares_of, warn_of_max_tokens
 from pagekeeper.slabs import MAX_HUGE_BYTES, MAX_PADDING, MAX_RATIO, GroupMemory, slab_pools
 
 if TYPE_CHECKING:
@@ -152,11 +152,14 @@ class Groups:
             raise ValueError(f"{name}={shown(given)}: must be a mapping of pages for each of {names}")
         return [whole_number(given[group], f"{name}[{group!r}]", 0) for group in self.names]
 
-    def shared_memory(self, available_bytes: int) -> GroupMemory | None:
+    def shared_memory(self, available_bytes: int, *, tell: bool = True) -> GroupMemory | None:
         """A slab that all groups share; None where each is to have memory of its own.
 
-        With the layout "auto" that is so too if no huge page holds whole pages of all of them, which is
-        logged.
+        With the layout "auto" that is so too if no huge page holds whole pages of all of them.
+
+        Args:
+            available_bytes: bytes of the slab at most.
+            tell: whether that is logged, and a refusal has the bytes that are enough: they take long to find.
 
         Raises:
             CacheTooSmallError: there is not one huge page beside the null one.
@@ -167,14 +170,19 @@ class Groups:
         try:
             huge_bytes, huge_pages, tilings = self._geometry(available_bytes)
         except ValueError as error:
-            huge_bytes, huge_pages, tilings = self._least_geometry(error)
-            if not huge_bytes:
+            if not self._has_huge_page(2**62):
+                if self.layout == "jenga":
+                    raise
+                if tell:
+                    _log.warning("groups get memory of their own: %s", error)
                 return None
+            huge_pages = 0
         if huge_pages < 1:
+            needed = least_bytes(available_bytes, self._has_huge_page, "a huge page") if tell else 0
             raise CacheTooSmallError(
-                f"available_bytes={available_bytes}: has no room for a huge page of {huge_bytes} bytes "
-                "beside the null one",
-                needed=2 * huge_bytes,
+                f"available_bytes={available_bytes}: has no room for a huge page beside the null one, which "
+                f"{needed} bytes have",
+                needed=needed,
                 available=available_bytes,
             )
         ratios, strides = zip(*tilings, strict=True)
@@ -213,16 +221,11 @@ class Groups:
             max_ratio=MAX_RATIO,
         )
 
-    def _least_geometry(self, error: ValueError) -> tuple[int, int, list[tuple[int, int]]]:
-        """The geometry that more memory would have, with no huge page of it; of 0 bytes if there is none."""
+    def _has_huge_page(self, available_bytes: int) -> bool:
         try:
-            huge_bytes, _, tilings = self._geometry(2**62)
+            return self._geometry(available_bytes)[1] > 0
         except ValueError:
-            if self.layout == "jenga":
-                raise error from None
-            _log.warning("groups get memory of their own: %s", error)
-            return 0, 0, []
-        return huge_bytes, 0, tilings
+            return False
 
     def native(self, memory: GroupMemory) -> list[tuple[str, int, int, int]]:
         """What the ledger is told of each group: its kind, two numbers of that kind, and its pages.

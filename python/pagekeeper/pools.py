@@ -362,7 +362,7 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
 
     Raises:
         CacheTooSmallError: not one page fits.
-        ValueError: neither or both are given, or one is out of range.
+        ValueError: neither or both are given, one is out of range, or more pages fit than have ids.
     """
     if (total_num_pages is None) == (available_bytes is None):
         raise ValueError("give total_num_pages or available_bytes, one of them")
@@ -370,11 +370,12 @@ def usable_pages(params: KVCacheParams, total_num_pages: int | None, available_b
         return whole_number(total_num_pages, "total_num_pages")
     available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
     pages = available_bytes // params.bytes_per_page - 1
-    if not 1 <= pages < 2**31:
-        raise CacheTooSmallError(
-            f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} "
-            "bytes beside the null page, must make 1 to 2**31 - 1",
-            needed=2 * params.bytes_per_page,
-            available=available_bytes,
-        )
+    told = (
+        f"available_bytes={available_bytes}: makes {max(pages, 0)} pages of {params.bytes_per_page} bytes "
+        "beside the null page, must make 1 to 2**31 - 1"
+    )
+    if pages >= 2**31:
+        raise ValueError(told)
+    if pages < 1:
+        raise CacheTooSmallError(told, needed=2 * params.bytes_per_page, available=available_bytes)
     return pages

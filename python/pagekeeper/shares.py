@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import cast, get_args
@@ -27,6 +27,7 @@ __all__ = [
     "cap_pages",
     "divide",
     "lasting_pages",
+    "least_bytes",
     "shares_of",
     "with_layout",
 ]
@@ -112,15 +113,23 @@ def divide(
     """
     lasting = {name: lasting_pages(group, encoder_length) for name, group in params.items()}
     pages = {name: max_batch_size * count for name, count in lasting.items() if count is not None}
+    for name, count in pages.items():
+        if count >= 2**31:
+            raise ValueError(
+                f"max_batch_size={max_batch_size}: takes {count} pages of {name!r}, {lasting[name]} for each "
+                "request; must take up to 2**31 - 1"
+            )
     reserved = sum((count + 1) * params[name].bytes_per_page for name, count in pages.items())
     parts = {name: share for name, share in shares.items() if name not in pages}
+    if none := [name for name, part in parts.items() if not part]:
+        raise ValueError(f"window_size_shares: {none[0]!r} has a share of 0, and no page; must be above 0")
     whole = sum(parts.values())
     for name, part in parts.items():
-        share = int(max(available_bytes - reserved, 0) * part / whole) if whole else 0
+        share = int(max(available_bytes - reserved, 0) * part / whole)
         pages[name] = min(share // params[name].bytes_per_page - 1, 2**31 - 1)
     if reserved > available_bytes or min(pages.values()) < 1:
         told = ", ".join(f"{name!r} {max(pages[name], 0)}" for name in params)
-        least = [2 * params[name].bytes_per_page * whole / part for name, part in parts.items() if part]
+        least = [2 * params[name].bytes_per_page * whole / part for name, part in parts.items()]
         raise CacheTooSmallError(
             f"available_bytes={available_bytes}: makes pages of the groups {told} beside their null pages, "
             "must make 1 of each at least; give more, or other window_size_shares",
@@ -128,6 +137,26 @@ def divide(
             available=available_bytes,
         )
     return {name: pages[name] for name in params}
+
+
+def least_bytes(above: int, enough: Callable[[int], bool], what: str) -> int:
+    """About the least number of bytes above another that is enough for `what`, itself enough.
+
+    Of memory that groups share more is not always enough: how it is cut depends on how much there is. So it
+    is looked for in steps of a 64th, and then where the step that is enough begins to be.
+
+    Raises:
+        ValueError: no number of bytes is.
+    """
+    low, high, most = above, above + 1, 2**63 - 1
+    while high > most or not enough(high):
+        if high >= most:
+            raise ValueError(f"{what}: no number of bytes up to 2**63 - 1 is enough")
+        low, high = high, min(high + max(high // 64, 1), most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def cap_pages(params: KVCacheParams, pages: int) -> int:

@@ -323,5 +323,7 @@ def _listing(first: str, *others: str) -> Table:
 def _verdict(planned: PlanReport) -> Text:
     if planned.fits:
         return Text(f"A request of {planned.max_seq_len:,} tokens fits.", "bold green")
-    fits = f"--max-model-len {planned.longest} does" if planned.longest else "no request does"
-    return Text(f"A request of {planned.max_seq_len:,} tokens does not fit; {fits}.", "bold red")
+    told = (
+        f"A request of {planned.max_seq_len:,} tokens does not fit; --max-model-len {planned.longest} does."
+    )
+    return Text(told, "bold red")

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from pagekeeper.dtypes import DeviceLike, parse_device
-from pagekeeper.errors import hidden, shown
+from pagekeeper.errors import hidden
 from pagekeeper.params.checks import keep, parse_choice, parse_count, parse_flag, parse_length, parse_priority
 from pagekeeper.params.groups import FullAttention, GroupKind, KVCacheGroupId, Recurrent
 
@@ -308,6 +308,7 @@ def _parse_connector(given: KVConnectorConfig | Mapping[str, object] | str) -> K
     """The configuration that is meant; this alone needs pydantic."""
     from pydantic import ValidationError
 
+    from pagekeeper.config_model import told
     from pagekeeper.connector_config import KVConnectorConfig
 
     try:
@@ -316,7 +317,7 @@ def _parse_connector(given: KVConnectorConfig | Mapping[str, object] | str) -> K
         refusals = [f"kv_connector_config.{refusal['msg']}" for refusal in error.errors()]
         raise ValueError("; ".join(refusals)) from error
     except TypeError as error:
-        raise ValueError(f"kv_connector_config={shown(given)}: {error}") from error
+        raise ValueError(f"kv_connector_config={told(given)}: {error}") from error
 
 
 def _parse_priority_or_none(value: object) -> int | None:

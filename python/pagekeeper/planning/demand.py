@@ -14,7 +14,7 @@ from pagekeeper.slabs import GroupMemory
 __all__ = ["LONGEST", "Demand"]
 
 LONGEST = 2**24
-"""Tokens of the longest request that is planned for: more would only take time and memory."""
+"""Most tokens of a request, or of its encoder, that are planned for: more would only take time and memory."""
 
 
 class Demand:
@@ -50,7 +50,7 @@ class Demand:
         if encoder_length is None and any(isinstance(kind, CrossAttention) for kind in self._groups.kinds):
             raise ValueError("encoder_length: missing; pages of cross attention are for an encoder's tokens")
         if encoder_length is not None:
-            self.encoder_length = whole_number(encoder_length, "encoder_length")
+            self.encoder_length = whole_number(encoder_length, "encoder_length", most=LONGEST)
         self._known: dict[int, tuple[int, ...]] = {}
 
     def pages(self, tokens: int) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def load_kv_manager(
         allocate_pools: False gives the ledger and tables without memory of our own.
 
     Raises:
-        CacheTooSmallError: a `ValueError`. There is no page, or a request of `max_seq_len` does not fit.
+        CacheTooSmallError: a `ValueError`. A request of `max_seq_len` does not fit.
         TypeError: `params` is something else.
         ValueError: a size is missing or out of range, or the page size is no multiple; the message says
             which.
@@ -107,8 +107,8 @@ def load_kv_manager(
         num_draft_tokens=num_draft_tokens,
         encoder_length=encoder_length,
         length_mix=length_mix,
+        max_seq_len=longest,
     )
-    plan.check(longest)
     if not params.enable_prefix_caching:
         plan = plan.without_surplus(longest, batch)
     return PagedKVCacheManager(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -12,10 +11,68 @@ from pagekeeper.groups import Groups
 from pagekeeper.params import FullAttention, KVCacheParams, MultiKVCacheParams
 from pagekeeper.params.checks import finite_number, whole_number
 from pagekeeper.planning.demand import LONGEST, Demand
-from pagekeeper.shares import lasting_pages, shares_of, warn_of_max_tokens
+from pagekeeper.shares import lasting_pages, least_bytes, shares_of, warn_of_max_tokens
 from pagekeeper.slabs import GroupMemory
 
 __all__ = ["CachePlan", "calculate_max_num_blocks", "plan_cache"]
+
+
+@dataclass(frozen=True)
+class _Division:
+    """How any number of bytes is divided among the groups of a cache."""
+
+    params: KVCacheParams | MultiKVCacheParams
+    max_batch_size: int
+    demand: Demand
+    length_mix: Mapping[int, float] | None
+
+    def plan(self, available_bytes: int) -> CachePlan:
+        """The plan with so many bytes.
+
+        Raises:
+            CacheTooSmallError: there is not one page for each group.
+        """
+        return CachePlan(*self.memory(available_bytes), available_bytes, self)
+
+    def memory(
+        self, available_bytes: int, *, tell: bool = True
+    ) -> tuple[GroupMemory, Mapping[str, Fraction] | None]:
+        """The groups' memory, and the shares by which they divide it; None where they do not.
+
+        Raises:
+            CacheTooSmallError: there is not one page for each group.
+        """
+        params, groups = self.params, Groups(self.params)
+        if not isinstance(params, MultiKVCacheParams) or len(params) == 1:
+            return groups.memory(None, available_bytes, self.max_batch_size), None
+        if memory := groups.shared_memory(available_bytes, tell=tell):
+            return memory, None
+        if self.length_mix is None:
+            shares = shares_of(params)
+        else:
+            shares = _shares_for(params, available_bytes, self.max_batch_size, self.demand, self.length_mix)
+        encoder = self.demand.encoder_length
+        return groups.divided_memory(available_bytes, self.max_batch_size, shares, encoder), shares
+
+    def needed_bytes(self, tokens: int, requests: int = 1, above: int = 0) -> int:
+        """About the least bytes above others that have room for some requests, without `max_tokens`.
+
+        Raises:
+            ValueError: none have.
+        """
+        batch = max(self.max_batch_size, whole_number(requests, "requests"))
+        division = replace(self, params=replace(self.params, max_tokens=None), max_batch_size=batch)
+        pages = [count * requests for count in self.demand.pages(tokens)]
+
+        def enough(size: int) -> bool:
+            try:
+                return _has_room(division.memory(size, tell=False)[0], pages)
+            except CacheTooSmallError:
+                return False
+
+        groups = zip(Groups(self.params).params, pages, strict=True)
+        least = sum(count * group.bytes_per_page for group, count in groups)
+        return least_bytes(max(above, least), enough, f"{requests} requests of {tokens} tokens")
 
 
 @dataclass(frozen=True)
@@ -26,18 +83,25 @@ class CachePlan:
     are planned before the results of the one before are known.
 
     Attributes:
-        params: those of the cache.
         memory: pages of each group, or huge pages that they share.
-        available_bytes: bytes that were given for the pools.
-        demand: what requests take.
         shares: parts by which groups divide the memory that is not set aside; None where they do not.
+        available_bytes: bytes that were given for the pools.
     """
 
-    params: KVCacheParams | MultiKVCacheParams
     memory: GroupMemory
+    shares: Mapping[str, Fraction] | None
     available_bytes: int
-    demand: Demand
-    shares: Mapping[str, Fraction] | None = None
+    _division: _Division
+
+    @property
+    def params(self) -> KVCacheParams | MultiKVCacheParams:
+        """The parameters of the cache."""
+        return self._division.params
+
+    @property
+    def demand(self) -> Demand:
+        """What requests take."""
+        return self._division.demand
 
     @property
     def groups(self) -> dict[str, KVCacheParams]:
@@ -95,12 +159,12 @@ class CachePlan:
         """
         held = self.demand.pages(tokens)
         fits = min(there // pages for there, pages in zip(self.memory.usable_pages, held, strict=True))
-        if self.memory.huge_pages is None:
+        if not self.is_shared:
             return fits
         low, high = 0, fits + 1  # enough, and too many
         while high - low > 1:
             middle = (low + high) // 2
-            enough = self._huge_pages(held, middle) <= self.memory.huge_pages
+            enough = _has_room(self.memory, [pages * middle for pages in held])
             low, high = (middle, high) if enough else (low, middle)
         return low
 
@@ -112,7 +176,7 @@ class CachePlan:
         """
         groups = zip(self.groups.values(), self.memory.usable_pages, strict=True)
         whole = [pages * group.page_size for group, pages in groups if isinstance(group.kind, FullAttention)]
-        most = min([most, *whole])
+        most = min([whole_number(most, "most", most=LONGEST), *whole])
         if self.concurrency(most):
             return most
         low, high = 0, most  # one that fits, and one that does not
@@ -129,17 +193,16 @@ class CachePlan:
         """
         if self.concurrency(max_seq_len):
             return
-        fits, needed = self.longest(max_seq_len), self.needed_bytes(max_seq_len)
-        held = [
-            f"{pages} of {self.num_pages[name]} of {name!r}"
-            for name, pages in self.pages(max_seq_len).items()
-        ]
-        one = next(iter(self.groups.values()))
-        capped = f" (max_tokens={one.max_tokens})" if one.max_tokens is not None and len(held) == 1 else ""
+        fits, held = self.longest(max_seq_len), self.pages(max_seq_len)
+        told = [f"{pages} of {self.num_pages[name]} of {name!r}" for name, pages in held.items()]
+        (name, one), *others = self.groups.items()
+        allowed, limit = (held[name] - 1) * one.page_size, None if others else one.max_tokens
+        capped = limit is not None and limit <= allowed
+        needed = self._division.needed_bytes(max_seq_len, above=0 if capped else self.available_bytes)
         raise CacheTooSmallError(
-            f"max_seq_len={max_seq_len}: one request takes more than there is: "
-            f"{', '.join(held)} pages{capped}; "
-            f"with null pages it needs {needed} bytes, and {self.available_bytes} are there; "
+            f"max_seq_len={max_seq_len}: one request takes more than there is: {', '.join(told)} pages; "
+            + (f"max_tokens={limit}: must be {allowed + 1} at least, or None; " if capped else "")
+            + f"with null pages it needs {needed} bytes, and {self.available_bytes} are there; "
             + (f"max_seq_len={fits} fits" if fits else "not one token fits"),
             needed=needed,
             available=self.available_bytes,
@@ -147,29 +210,18 @@ class CachePlan:
         )
 
     def needed_bytes(self, tokens: int, requests: int = 1) -> int:
-        """Bytes of pools that have room for some requests, divided as these are.
+        """Bytes of pools that have room for some requests, divided in the same way.
+
+        They are enough. Where groups share memory, a little less may be, and a little more may not be.
 
         Args:
             tokens: the length of each.
             requests: how many at a time.
+
+        Raises:
+            ValueError: no memory has room for so many.
         """
-        held = self.demand.pages(tokens)
-        if self.memory.huge_pages is not None:
-            return (self._huge_pages(held, requests) + 1) * self.memory.huge_bytes
-        wanted = dict(
-            zip(self.groups, self._bytes_with_null([pages * requests for pages in held]), strict=True)
-        )
-        if self.shares is None:
-            return sum(wanted.values())
-        encoder = self.demand.encoder_length
-        lasting = {name for name, group in self.groups.items() if lasting_pages(group, encoder) is not None}
-        divided = {name: share for name, share in self.shares.items() if name not in lasting}
-        whole = sum(divided.values())
-        rest = max((wanted[name] * whole / share for name, share in divided.items()), default=0)
-        reserved = dict(zip(self.groups, self._bytes_with_null(self.memory.pages), strict=True))
-        return math.ceil(rest) + sum(
-            max(wanted[name], reserved[name]) for name in wanted if name not in divided
-        )
+        return self._division.needed_bytes(tokens, requests)
 
     def without_surplus(self, tokens: int, requests: int) -> CachePlan:
         """The plan with no more than some requests take, for caches that keep nothing beside them.
@@ -178,27 +230,27 @@ class CachePlan:
             tokens: the length of each.
             requests: how many at a time.
         """
-        held = self.demand.pages(tokens)
-        if self.memory.huge_pages is None:
-            pages = tuple(
-                min(there, pages * requests) for there, pages in zip(self.memory.pages, held, strict=True)
-            )
+        if not self.is_shared:
+            held = zip(self.memory.pages, self.demand.pages(tokens), strict=True)
+            pages = tuple(min(there, pages * requests) for there, pages in held)
             return replace(self, memory=replace(self.memory, pages=pages))
-        least = self.needed_bytes(tokens, requests)
-        if least >= self.available_bytes:
+        if self.concurrency(tokens) < requests:
             return self
-        memory = Groups(self.params).shared_memory(least)
-        smaller = self if memory is None else replace(self, memory=memory, available_bytes=least)
-        return smaller if smaller.concurrency(tokens) >= requests else self  # huge pages may differ in size
+        least = self.needed_bytes(tokens, requests)
+        return self._division.plan(least) if least < self.available_bytes else self
 
     def _bytes_with_null(self, pages: tuple[int, ...] | list[int]) -> list[int]:
         groups = zip(self.groups.values(), pages, strict=True)
         return [(count + 1) * group.bytes_per_page for group, count in groups]
 
-    def _huge_pages(self, held: tuple[int, ...], requests: int) -> int:
-        return sum(
-            -(-pages * requests // ratio) for pages, ratio in zip(held, self.memory.pages, strict=True)
-        )
+
+def _has_room(memory: GroupMemory, pages: Sequence[int]) -> bool:
+    """Whether so many pages of each group can be had at a time."""
+    if memory.huge_pages is None:
+        return all(there >= count for there, count in zip(memory.pages, pages, strict=True))
+    return memory.huge_pages >= sum(
+        -(-count // ratio) for ratio, count in zip(memory.pages, pages, strict=True)
+    )
 
 
 def plan_cache(
@@ -210,6 +262,7 @@ def plan_cache(
     num_draft_tokens: int = 0,
     encoder_length: int | None = None,
     length_mix: Mapping[int, float] | None = None,
+    max_seq_len: int = 1,
 ) -> CachePlan:
     """How a cache of so many bytes is divided, and what fits in it. No memory is taken.
 
@@ -223,28 +276,31 @@ def plan_cache(
         encoder_length: tokens that an encoder makes for each request. Groups of cross attention need it.
         length_mix: lengths of requests in tokens, and how often each comes. Groups with memory of their own
             divide it so that most requests of this mix fit at a time. None: by `window_size_shares`.
+        max_seq_len: tokens of a request that has to fit.
 
     Raises:
-        CacheTooSmallError: there is not one page for each group.
+        CacheTooSmallError: such a request does not fit; with the bytes that are enough for it.
         ValueError: a number is out of range.
     """
-    groups = Groups(params)
     demand = Demand(params, max_num_input_tokens, num_draft_tokens, encoder_length)
     available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
     max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
     mix = None if length_mix is None else _parse_mix(length_mix)
-    if not isinstance(params, MultiKVCacheParams) or len(params) == 1:
-        return CachePlan(
-            params, groups.memory(None, available_bytes, max_batch_size), available_bytes, demand
-        )
-    warn_of_max_tokens(params.max_tokens)
-    if memory := groups.shared_memory(available_bytes):
-        return CachePlan(params, memory, available_bytes, demand)
-    shares = shares_of(params)
-    if mix is not None:
-        shares = _shares_for(params, available_bytes, max_batch_size, demand, mix)
-    memory = groups.divided_memory(available_bytes, max_batch_size, shares, encoder_length)
-    return CachePlan(params, memory, available_bytes, demand, shares)
+    max_seq_len = whole_number(max_seq_len, "max_seq_len", most=LONGEST)
+    if isinstance(params, MultiKVCacheParams) and len(params) > 1:
+        warn_of_max_tokens(params.max_tokens)
+    division = _Division(params, max_batch_size, demand, mix)
+    try:
+        plan = division.plan(available_bytes)
+    except CacheTooSmallError as error:
+        needed = division.needed_bytes(max_seq_len, above=available_bytes)
+        raise CacheTooSmallError(
+            f"{error}; max_seq_len={max_seq_len}: one request needs {needed} bytes with null pages",
+            needed=needed,
+            available=available_bytes,
+        ) from None
+    plan.check(max_seq_len)
+    return plan
 
 
 def calculate_max_num_blocks(
@@ -273,7 +329,7 @@ def calculate_max_num_blocks(
         encoder_length: tokens that an encoder makes for each request.
 
     Raises:
-        CacheTooSmallError: there is not one page for each group.
+        CacheTooSmallError: no request fits.
         ValueError: a number is out of range.
     """
     plan = plan_cache(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from pagekeeper.errors import CacheTooSmallError
@@ -161,11 +162,12 @@ def report(
     """What fits of a model in the memory that is left for its cache.
 
     Raises:
-        CacheTooSmallError: not one page.
+        CacheTooSmallError: no request fits; with the bytes that are enough for one of `max_seq_len`.
         ValueError: a number is out of range.
     """
     params = with_layout(params, "auto")
-    plan = plan_cache(
+    plan_for = partial(
+        plan_cache,
         params,
         memory.cache,
         max_batch_size,
@@ -173,8 +175,11 @@ def report(
         num_draft_tokens=num_draft_tokens,
         encoder_length=encoder_length,
     )
+    try:
+        plan = plan_for()
+    except CacheTooSmallError:
+        plan = plan_for(max_seq_len=max_seq_len)  # refuses too, and says what that needs
     longest = plan.longest(max_seq_len)
-    asked = longest or 1
     stored_once = all(group.replicated for group in plan.groups.values())
     gib = plan.pool_bytes * (1 if stored_once else devices) / 2**30
     return PlanReport(
@@ -191,7 +196,7 @@ def report(
         bytes_per_token=params.bytes_per_token,
         bytes_per_token_kept=params.bytes_per_token_kept,
         fixed_bytes_per_request=plan.fixed_bytes(max_seq_len),
-        capacity_tokens=plan.concurrency(asked) * asked,
+        capacity_tokens=plan.concurrency(longest) * longest,
         groups=tuple(
             GroupReport(
                 name=name,

@@ -123,7 +123,7 @@ impl Ledger {
             }
             let held = |group: GroupId| i64::from(self.pools[group].held()) + claimed[group.index()];
             let in_all = self.config.group_ids().zip(&left);
-            let in_all: Pages = in_all.map(|(group, &left)| left + held(group).max(0) as u32).collect();
+            let in_all: Pages = in_all.map(|(group, &left)| whole(i64::from(left) + held(group))).collect();
             spread |= capacity.can_satisfy(&in_all);
         }
         (demand.iter().copied().collect(), spread)
@@ -169,7 +169,7 @@ impl Ledger {
                 *pages -= i64::from(pool.held() - pool.in_flight()) + claimed;
             }
         }
-        pages.into_iter().map(|pages| u32::try_from(pages.max(0)).unwrap_or(u32::MAX)).collect()
+        pages.into_iter().map(whole).collect()
     }
 
     /// Of the `most` pages that a request will hold of a group at one time, those that it has not, where this is simple: of
@@ -227,18 +227,23 @@ impl Ledger {
     /// Looks again at requests that have moved on in a way that counts.
     fn look_at_rests(&mut self) {
         let moved = |(slot, sequence): (SlotId, &Sequence)| {
-            (sequence.rest.key != sequence.rest_key()).then_some(slot)
+            (sequence.rest.key != Some(sequence.rest_key())).then_some(slot)
         };
         for slot in self.slots.iter().filter_map(moved).collect::<SmallVec<[SlotId; 16]>>() {
             let Some(sequence) = self.slots.get(slot) else { continue };
             let next = self.next_of(slot, sequence, None, CIRCLES[0]);
             let most = self.config.group_ids().map(|group| self.most_pages(&next, group)).collect();
-            let key = sequence.rest_key();
+            let key = Some(sequence.rest_key());
             if let Some(sequence) = self.slots.get_mut(slot) {
                 sequence.rest = Rest { key, most };
             }
         }
     }
+}
+
+/// A number of pages that is none below 0.
+fn whole(pages: i64) -> u32 {
+    u32::try_from(pages.max(0)).unwrap_or(u32::MAX)
 }
 
 /// What a request holds at most from now to its end.
@@ -251,10 +256,10 @@ pub(crate) struct Rest {
 
 impl Sequence {
     /// Changes when the request may hold less, or more, at one time than before.
-    fn rest_key(&self) -> Option<[u32; 4]> {
+    fn rest_key(&self) -> [u32; 4] {
         let in_prompt = self.processed < self.prompt_end;
         let at = if in_prompt { [self.processed, self.position] } else { [u32::MAX; 2] };
-        Some([at[0], at[1], self.prompt_end, self.beams])
+        [at[0], at[1], self.prompt_end, self.beams]
     }
 }
 

@@ -70,11 +70,8 @@ impl Ledger {
         let Some(sequence) = self.slots.get(plan.slot) else { return };
         for group in self.config.group_ids() {
             let mut change = |pools: &Pools, page, gains| {
-                if gains {
-                    room.claim(pools, group, page)
-                } else {
-                    room.give_back(pools, group, page)
-                }
+                let step = if gains { Room::claim } else { Room::give_back };
+                step(room, pools, group, page);
                 each(group, gains);
             };
             for page in plan.load.iter().flat_map(|load| load.stored(group)) {
