@@ -1,6 +1,7 @@
 """What a plan says fits, fits (PLAN-3, PLAN-4): caches filled with as many requests as it says."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,10 +36,13 @@ class Request:
         tokens: int,
         drafts: int,
         encoder_length: int | None,
+        prefix: Sequence[int] = (),
     ) -> None:
         self.kv, self.draw, self.tokens, self.drafts = kv, draw, tokens, drafts
         self.prompt = self.known = draw.choice([1, max(tokens - 1, 1), draw.randint(1, tokens)])
-        content = [draw.randrange(2**31) for _ in range(self.prompt)]
+        self.finds = bool(prefix)
+        shared = prefix[: draw.randint(0, self.prompt)]
+        content = [*shared, *(draw.randrange(2**31) for _ in range(self.prompt - len(shared)))]
         self.ctx = pk.TextContext(
             pk.RequestID(), content, num_draft_tokens=drafts, encoder_length=encoder_length
         )
@@ -59,7 +63,9 @@ class Request:
 
     @property
     def can_plan(self) -> bool:
-        return len(self.out) < 2 and self.launched < self.coming < self.tokens
+        # Where hits may move a prompt on, what is computed of it is known before more is planned.
+        most = 1 if self.finds and self.launched < self.prompt else 2
+        return len(self.out) < most and self.launched < self.coming < self.tokens
 
     def plan(self) -> None:
         self.kv.alloc(self.ctx, num_tokens=self.draw.choice([None, 1, self.draw.randint(1, 40)]))
@@ -81,31 +87,11 @@ class Request:
         self.lost, self.prompt = len(self.out), self.known  # all that is known is computed again
 
 
-def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request], *, may_wait: bool) -> None:
-    """Serves requests that are there all at once, until all have all their tokens.
-
-    Nobody is released before, unless they may wait: then one goes when another finds no room.
-    """
-    for one in alive:
-        kv.claim(one.ctx)
-    gone: list[Request] = []
-    while busy := [one for one in alive if one not in gone and (one.out or one.can_plan)]:
-        one = draw.choice(busy)
-        if one.out and (not one.can_plan or draw.random() < 0.5):
-            one.step()
-            continue
-        try:
-            one.plan()
-        except pk.InsufficientBlocksError:
-            assert may_wait
-            done = [other for other in alive if other not in busy and other not in gone]
-            if done:
-                kv.release(done[0].ctx)
-                gone.append(done[0])
-            else:
-                one.preempt()
-    kv.verify()
-    kv.release([one.ctx for one in alive if one not in gone])
+def go_on(one: Request) -> None:
+    if one.out and (not one.can_plan or one.draw.random() < 0.5):
+        one.step()
+    else:
+        one.plan()
 
 
 def group(draw: random.Random, kind: str, common: dict[str, Any]) -> KVCacheParams:
@@ -156,36 +142,85 @@ def parameters(draw: random.Random) -> KVCacheParams | MultiKVCacheParams:
     return MultiKVCacheParams(groups, layout=draw.choice(["auto", "jenga", "paged"]))
 
 
+def served(draw: random.Random, params: KVCacheParams | MultiKVCacheParams) -> dict[str, Any]:
+    """How a cache's requests are served."""
+    names = dict(params.items()) if isinstance(params, MultiKVCacheParams) else {}
+    return {
+        "max_num_input_tokens": draw.choice([None, 1, 8, 30]),
+        "num_draft_tokens": 0 if "states" in names else draw.choice([0, 0, 2, 5]),
+        "encoder_length": 25 if "cross" in names else None,
+    }
+
+
+def request(kv: pk.PagedKVCacheManager, draw: random.Random, given: dict[str, Any], *prefix: int) -> Request:
+    """One of the longest ones."""
+    assert kv.max_seq_len is not None
+    return Request(kv, draw, kv.max_seq_len, given["num_draft_tokens"], given["encoder_length"], prefix)
+
+
 @pytest.mark.parametrize("case", range(120))
 def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
     case: int, first_seed: int
 ) -> None:
     draw = random.Random(first_seed + case)
     params, batch = parameters(draw), draw.randint(1, 6)
-    keeps_states = isinstance(params, MultiKVCacheParams) and "states" in params
-    drafts = 0 if keeps_states else draw.choice([0, 0, 2, 5])
-    encoder_length = 25 if isinstance(params, MultiKVCacheParams) and "cross" in params else None
-    given: dict[str, Any] = {
-        "max_num_input_tokens": draw.choice([None, 1, 8, 30]),
-        "num_draft_tokens": drafts,
-        "encoder_length": encoder_length,
-        "length_mix": draw.choice([None, {30: 3, 100: 1}]),
-    }
+    given = served(draw, params)
+    with_mix = {**given, "length_mix": draw.choice([None, {30: 3, 100: 1}])}
     memory = draw.randint(200, 60_000)
     try:
-        plan = plan_cache(params, memory, batch, **given)
+        plan = plan_cache(params, memory, batch, **with_mix)
     except pk.CacheTooSmallError:
         longest = 0
     else:
         longest = plan.longest(LONGEST)
     if longest:
         requests = min(plan.concurrency(longest), batch)
-        kv = pk.load_kv_manager(params, batch, longest, None, memory, allocate_pools=False, **given)
+        kv = pk.load_kv_manager(params, batch, longest, None, memory, allocate_pools=False, **with_mix)
         for _ in range(2):  # the second ones beside what the first ones have left in the cache
-            alive = [Request(kv, draw, longest, drafts, encoder_length) for _ in range(requests)]
-            serve(kv, draw, alive, may_wait=False)
+            alive = [request(kv, draw, given) for _ in range(requests)]
+            for one in alive:
+                kv.claim(one.ctx)
+            while busy := [one for one in alive if one.out or one.can_plan]:
+                go_on(draw.choice(busy))
+            kv.verify()
+            kv.release([one.ctx for one in alive])
     if longest < LONGEST:
         with pytest.raises(pk.CacheTooSmallError) as refused:
-            pk.load_kv_manager(params, batch, longest + 1, None, memory, allocate_pools=False, **given)
+            pk.load_kv_manager(params, batch, longest + 1, None, memory, allocate_pools=False, **with_mix)
         assert refused.value.max_seq_len_that_fits == longest
         assert refused.value.needed > refused.value.available == memory
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_where_groups_share_a_slab_what_comes_and_goes_leaves_room_for_as_many_as_were_promised(
+    case: int, first_seed: int
+) -> None:
+    draw = random.Random(first_seed + case)
+    common = {"page_size": draw.choice([1, 3, 4, 16]), "enable_prefix_caching": True}
+    sorts = draw.choice([sorts for sorts in SORTS if len(sorts) > 1])
+    params = MultiKVCacheParams({sort: group(draw, sort, common) for sort in sorts}, layout="jenga")
+    given, memory = served(draw, params), draw.randint(20_000, 60_000)
+    try:
+        plan = plan_cache(params, memory, 6, **given)
+    except pk.CacheTooSmallError:
+        return
+    longest = plan.longest(LONGEST)
+    most = min(plan.concurrency(longest), draw.randint(1, 6))
+    kv = pk.load_kv_manager(params, 6, longest, None, memory, allocate_pools=False, **given)
+    prefixes = [[draw.randrange(2**31) for _ in range(longest)] for _ in range(3)]
+    alive: list[Request] = []
+    to_come = 4 * most
+    while to_come or alive:
+        while to_come and len(alive) < draw.randint(1, most):
+            alive.append(request(kv, draw, given, *draw.choice(prefixes)))
+            kv.claim(alive[-1].ctx)
+            to_come -= 1
+        one = draw.choice(alive)
+        if one.out or one.can_plan:
+            go_on(one)
+        else:
+            kv.release(one.ctx)
+            alive.remove(one)
+        if alive and draw.random() < 0.01:
+            draw.choice(alive).preempt()
+    kv.verify()
