@@ -12,6 +12,10 @@ Each group of layers is told of by itself, because groups lose blocks apart: a w
 passed, a group of states all but its snapshots. Groups have numbers, in the order of the cache's parameters,
 and their first events say of which kind they are.
 
+A block lies on tiers: the device (0), host memory (1), disk (2). It is told of by its nearest copy. `Stored` is for
+one that was nowhere, `Updated` for one whose nearest copy is on another tier from now on, `Removed` for one whose
+last copy is gone. Tiers of a connector in Python, or of others' stores, are not told of.
+
 Blocks are named by the first 8 bytes of their hash, as a big-endian number. Salts and adapters are in the
 hash, so an index needs no namespaces; the salt itself is never told. Every manager has a stream of its own:
 one that starts again is another stream, for a new index.
@@ -33,7 +37,7 @@ from pagekeeper.params.groups import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -75,8 +79,8 @@ class Created(_Event):
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
         page_size: tokens a block.
-        pages: pages of each tier that the group can use, the device first. Groups that share memory can use
-            as many only while the others use none.
+        pages: pages of each tier that the group can use, the device first, then host memory and disk, if they
+            are there. Groups that share memory can use as many only while the others use none.
         kind: which blocks the group's layers read.
     """
 
@@ -87,7 +91,7 @@ class Created(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Stored(_Event):
-    """The group has consecutive blocks of one prefix from now on.
+    """The group has consecutive blocks of one prefix from now on, which it had on no tier.
 
     Attributes:
         id: counted from 0 without gaps; in a snapshot the id of the newest event that it includes.
@@ -100,11 +104,12 @@ class Stored(_Event):
         first_block: number of the first block in its prefix, from 0.
         hashes: one a block.
         token_ids: int32 [blocks * page_size], token overrides applied; read-only. Not compared: equal hashes
-            stand for equal tokens.
+            stand for equal tokens. None of blocks that were on disk before the start and whose extra keys are too
+            long for it: [0].
         extra_keys: (place of the block in `hashes`, the bytes that are hashed with its tokens) of each block
             that multimodal items, prompt embeddings, ids or overrides beyond int32 of tokens touch.
         priority: retention priority, 0 (evicted first) to 100.
-        tier: 0 is the device, greater numbers are farther away.
+        tier: the nearest that has them: 0 is the device, 1 host memory, 2 disk.
         lora_id: the adapter that computed the blocks; None is the base model.
     """
 
@@ -119,13 +124,13 @@ class Stored(_Event):
 
     @property
     def page_size(self) -> int:
-        """Tokens a block."""
+        """Tokens a block; 0 where they are not known."""
         return len(self.token_ids) // len(self.hashes)
 
 
 @dataclass(frozen=True, slots=True)
 class Removed(_Event):
-    """The group has lost blocks.
+    """The group has lost blocks: they are on no tier any more.
 
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
@@ -143,7 +148,7 @@ class Updated(_Event):
         id: see `Stored`, as `dp_rank`, `group` and `window`.
         block_hash: the block's hash.
         priority: (old, new) retention priority; None when it is as before.
-        tier: (old, new) tier; None when it is as before.
+        tier: (old, new) nearest tier; None when it is as before.
     """
 
     block_hash: int
@@ -153,7 +158,7 @@ class Updated(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Cleared(_Event):
-    """The group has no block left: the cache was reset.
+    """The group has no block left, on no tier: the cache was reset.
 
     Attributes:
         id: see `Stored`, as `dp_rank`, `group` and `window`.
@@ -179,24 +184,30 @@ class EventSnapshot:
 
 
 class _Group:
-    """What an index knows of a group: its kind, and the hashes of its blocks."""
+    """What an index knows of a group: its kind, and the nearest tier of each of its blocks."""
 
-    __slots__ = ("hashes", "kind", "page_size")
+    __slots__ = ("kind", "page_size", "tiers")
 
     def __init__(self, kind: GroupKind, page_size: int) -> None:
         self.kind = kind
         self.page_size = page_size
-        self.hashes: set[int] = set()
+        self.tiers: dict[int, int] = {}
 
-    def longest_hit(self, keys: Sequence[int]) -> int:
-        """Blocks of the longest prefix of a prompt that the group can go on from."""
+    def up_to(self, tier: int | None) -> Container[int]:
+        """The hashes of its blocks on tiers up to one; None for all."""
+        if tier is None:
+            return self.tiers
+        return {key for key, nearest in self.tiers.items() if nearest <= tier}
+
+    def longest_hit(self, keys: Sequence[int], held: Container[int]) -> int:
+        """Blocks of the longest prefix of a prompt that the group can go on from with these blocks."""
         sinks = -(-self.kind.sink_tokens // self.page_size) if isinstance(self.kind, SlidingWindow) else 0
-        hit = sum(1 for _ in takewhile(self.hashes.__contains__, keys[:sinks]))
+        hit = sum(1 for _ in takewhile(held.__contains__, keys[:sinks]))
         if hit == min(sinks, len(keys)):
             hit = len(keys)
         while hit:
             needed = range(hit - 1, self._first_needed(hit * self.page_size) - 1, -1)
-            missing = next((block for block in needed if keys[block] not in self.hashes), None)
+            missing = next((block for block in needed if keys[block] not in held), None)
             if missing is None:
                 break
             hit = missing  # a longer prefix that does without it was no hit
@@ -263,7 +274,7 @@ class BlockIndex:
             self._hold(event)
         self._last = snapshot.last_event_id
 
-    def match_length(self, hashes: Iterable[bytes | int]) -> int:
+    def match_length(self, hashes: Iterable[bytes | int], tier: int | None = None) -> int:
         """Leading blocks of a prompt that a request would reuse: those that every group can go on from.
 
         A cache does not reuse the block with a prompt's last token: leave its hash out to get what the cache
@@ -273,38 +284,43 @@ class BlockIndex:
         Args:
             hashes: the hashes of the prompt's blocks in order, as bytes from `hash_blocks` or as numbers,
                 made with the cache's `page_size`, `kv_hash_algo` and `hash_seed`: others match nothing.
+            tier: the farthest tier whose blocks count, 0 for the device alone; None for all. Any but None takes as
+                long as the index is large.
 
         Raises:
             ValueError: bytes that are no hash.
         """
-        groups = self._groups.values()
+        groups = [(group, group.up_to(tier)) for group in self._groups.values()]
         keys: Iterator[int] = map(block_key, hashes)
-        if whole := [group.hashes for group in groups if isinstance(group.kind, FullAttention)]:
+        if whole := [held for group, held in groups if isinstance(group.kind, FullAttention)]:
             keys = takewhile(lambda key: all(key in held for held in whole), keys)
         found = list(keys)
-        while found and not any(found[-1] in group.hashes for group in groups):
+        while found and not any(found[-1] in held for _, held in groups):
             found.pop()  # a group that needs none of these would go on from anywhere
-        others = [group for group in groups if not isinstance(group.kind, FullAttention)]
+        others = [(group, held) for group, held in groups if not isinstance(group.kind, FullAttention)]
         before = -1
         while before != len(found):  # what one group does without another may need
             before = len(found)
-            for group in others:
-                del found[group.longest_hit(found) :]
+            for group, held in others:
+                del found[group.longest_hit(found, held) :]
         return len(found)
 
-    def hashes(self, group: int | None = None) -> frozenset[int]:
+    def hashes(self, group: int | None = None, tier: int | None = None) -> frozenset[int]:
         """The hashes of the blocks that a group has.
 
         Args:
             group: its number; None for all blocks that any group has.
+            tier: the nearest tier that has them: 0 is the device, 1 host memory, 2 disk; None for any.
         """
-        held = [known.hashes for number, known in self._groups.items() if group in (None, number)]
-        return frozenset().union(*held)
+        groups = [known.tiers for number, known in self._groups.items() if group in (None, number)]
+        if tier is None:
+            return frozenset().union(*groups)
+        return frozenset(key for known in groups for key, nearest in known.items() if nearest == tier)
 
     def __len__(self) -> int:
         """Blocks that any group has."""
         groups = list(self._groups.values())
-        return len(groups[0].hashes if len(groups) == 1 else self.hashes())
+        return len(groups[0].tiers if len(groups) == 1 else self.hashes())
 
     def _hold(self, event: Event) -> None:
         match event:
@@ -313,11 +329,14 @@ class BlockIndex:
             case Stored():
                 if event.group not in self._groups:
                     self._groups[event.group] = _Group(FullAttention(), event.page_size)
-                self._groups[event.group].hashes.update(event.hashes)
+                self._groups[event.group].tiers.update(dict.fromkeys(event.hashes, event.tier))
             case Removed() if event.group in self._groups:
-                self._groups[event.group].hashes.difference_update(event.hashes)
+                for key in event.hashes:
+                    self._groups[event.group].tiers.pop(key, None)
+            case Updated(tier=(_, tier)) if event.group in self._groups:
+                self._groups[event.group].tiers[event.block_hash] = tier
             case Cleared() if event.group in self._groups:
-                self._groups[event.group].hashes.clear()
+                self._groups[event.group].tiers.clear()
 
 
 def block_key(block_hash: bytes | int) -> int:

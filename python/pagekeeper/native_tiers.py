@@ -108,9 +108,7 @@ class NativeTiers(OuterTiers):
 
         Without `plan` it only begins loads.
         """
-        if not plan:
-            return super().alloc(batch, num_tokens, plan=False)
-        return self._transfers_of(batch, self._core.alloc_from_tier(batch, num_tokens))
+        return self._transfers_of(batch, self._core.alloc_from_tier(batch, num_tokens, not plan))
 
     def suspend(self, batch: Batch) -> list[KVConnectorTransfer]:
         """`PagedKVCacheManager.suspend` of one request or several."""

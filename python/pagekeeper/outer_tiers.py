@@ -83,18 +83,8 @@ class OuterTiers:
 
         Without `plan` it only begins loads.
         """
-        return self._alloc(batch, num_tokens, self._core.wanted(batch), plan=plan)
-
-    def _alloc(
-        self,
-        batch: Batch,
-        num_tokens: int | ArrayLike | None,
-        wanted: Sequence[_Wanted | None],
-        *,
-        plan: bool,
-    ) -> list[KVConnectorTransfer]:
-        """`alloc` of requests that want so much."""
         core = self._core
+        wanted: Sequence[_Wanted | None] = core.wanted(batch)
         slots = core.slots(batch)
         transfers: list[KVConnectorTransfer] = [COMPLETED] * len(slots)
         if self._is_plain:
@@ -200,7 +190,7 @@ class OuterTiers:
         )
         self._core.claim(ctx)
         try:
-            [transfer] = self._alloc(ctx, None, self._core.wanted(ctx), plan=False)
+            [transfer] = self.alloc(ctx, None, plan=False)
         except InsufficientBlocksError as error:
             self._core.unclaim(ctx)
             raise InsufficientBlocksError(

@@ -248,13 +248,18 @@ class Session:
         there = BlockIndex()
         there.apply_snapshot(snapshot)
         for number in range(len(self.groups) + len(self.states)):
-            assert self.index.hashes(number) == there.hashes(number)
+            for tier in range(3):
+                assert self.index.hashes(number, tier) == there.hashes(number, tier)
         tokens = self.random.choice(self.stems)
-        # Of what the tiers have nobody is told.
-        found = self.kv.analyze_prefix_reuse(tokens).device_blocks * self.page_size
         prefix = pk.hash_blocks(tokens[:-1], self.page_size, seed=self.kv.hash_seed)
-        known = self.index.match_length(prefix) * self.page_size
-        assert known == found or (known < found and self.needs_none(found))
+        reuse = self.kv.analyze_prefix_reuse(tokens)
+        answers: list[tuple[int, int | None]] = [(reuse.device_blocks, 0)]
+        if not self.kv.metrics()["copies_in_flight"]:
+            answers.append((reuse.reusable_blocks_all, None))
+        for blocks, tier in answers:
+            found = blocks * self.page_size
+            known = self.index.match_length(prefix, tier) * self.page_size
+            assert known == found or (known < found and self.needs_none(found))
 
     def needs_none(self, position: int) -> bool:
         """Whether a request can go on from there without any block, as between two chunks."""

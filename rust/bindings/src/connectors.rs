@@ -129,16 +129,17 @@ impl Ledger {
     }
 
     /// `alloc`, with what the tier that the ledger asks itself has: `(number of requests, loads that began)`, each
-    /// load as `(slot, copy, transfer)`.
+    /// load as `(slot, copy, transfer)`. With `only`, requests that load nothing are not planned.
     fn alloc_from_tier(
         &self,
         batch: &Bound<'_, PyAny>,
         num_tokens: Option<&Bound<'_, PyAny>>,
+        only: bool,
     ) -> PyResult<(usize, Vec<Begun>)> {
         let slots = slots_of(batch, &self.shared, false)?;
         let bounds = bounds_from(num_tokens, &slots)?;
         let mut tier = &self.own_tier()?.core;
-        let begun = self.run(batch.py(), |ledger| ledger.alloc_from(&mut tier, &slots, &bounds))?;
+        let begun = self.run(batch.py(), |ledger| ledger.alloc_from(&mut tier, &slots, &bounds, only))?;
         let load = |BegunLoad { slot, copy, completion }: BegunLoad| {
             let pages = copy.pages.iter().map(|page| page.0).collect();
             (slot.0, copy.id.0, Transfer::new(completion, pages))

@@ -238,7 +238,11 @@ impl Ledger {
             event_buffer_max_size,
         };
         config.check_pools().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let shared = Arc::new(Shared::new(cache_manager::Ledger::new(config.clone())));
+        let mut ledger = cache_manager::Ledger::new(config.clone());
+        if let Some(tier) = &tier {
+            ledger.tell_of(&tier.get().core);
+        }
+        let shared = Arc::new(Shared::new(ledger));
         let guard_secret = guard_secret.map(seed_from).transpose()?;
         Ok(Ledger {
             shared,

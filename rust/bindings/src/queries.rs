@@ -147,7 +147,10 @@ impl Ledger {
                 return Err(corrupt(what));
             }
         }
-        Ok(())
+        let where_told = self.shared.with_even_if_broken(py, |ledger| ledger.verify_whereabouts(tier))?;
+        where_told.map_err(|(hash, group)| {
+            corrupt(format!("block {hash:016x} of group {} is not where events say", group.0))
+        })
     }
 
     fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {

@@ -85,7 +85,7 @@ impl Ledger {
             self.counters.failed_allocs += 1;
         }
         let outcome = outcome.map(|()| self.commit_plans(&scratch));
-        if let (Ok(_), Loads::From(tier)) = (&outcome, &mut loads) {
+        if let (Ok(_), Loads::From { tier, .. }) = (&outcome, &mut loads) {
             self.touch_hits(&scratch, *tier);
         }
         self.admission = scratch;

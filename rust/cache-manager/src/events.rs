@@ -10,6 +10,7 @@
 
 use crate::ledger::Ledger;
 use crate::sequence::Sequence;
+use crate::whereabouts::Whereabouts;
 use block_hash::Token;
 use block_pool::{GroupId, Priority};
 use radix_tree::AdapterId;
@@ -82,7 +83,7 @@ pub struct Stored {
     pub first: u32,
     /// Hashes.
     pub keys: Vec<u64>,
-    /// Tokens of all blocks, overrides applied.
+    /// Tokens of all blocks, overrides applied; none of blocks that were kept without them.
     pub tokens: Vec<Token>,
     /// Canonical extra keys of the blocks that have some, by the block's place in this event.
     pub extra_keys: Vec<(u32, Vec<u8>)>,
@@ -115,6 +116,8 @@ pub struct EventLog {
     sealed: bool,
     /// A thread to unpark when an event comes.
     waiter: Option<Thread>,
+    /// Where blocks lie, if events tell of tiers beyond the device.
+    pub(crate) beyond: Option<Box<Whereabouts>>,
 }
 
 impl EventLog {
@@ -131,20 +134,29 @@ impl EventLog {
         self.capacity > 0
     }
 
-    /// A group has got blocks. `stored` is asked only when the log is on.
+    /// The device has got blocks of a group. `stored` is asked only when the log is on.
     #[inline]
     pub fn stored(&mut self, group: GroupId, stored: impl FnOnce() -> Stored) {
-        if self.is_on() {
+        if self.beyond.is_some() {
+            self.gain_on_device(group, stored());
+        } else if self.is_on() {
             self.push(group, EventKind::Stored(stored()));
         }
     }
 
-    /// A group has lost a block, on every tier. Blocks that it loses one after the other in one call share an event.
+    /// The device has lost a block of a group. Blocks that it loses one after the other in one call share an event.
     #[inline]
     pub fn removed(&mut self, group: GroupId, key: u64) {
-        if !self.is_on() {
-            return;
+        if self.beyond.is_some() {
+            self.heed();
+            self.lose(group, key, Tier::DEVICE);
+        } else if self.is_on() {
+            self.push_removed(group, key);
         }
+    }
+
+    /// A block of a group is nowhere any more.
+    pub(crate) fn push_removed(&mut self, group: GroupId, key: u64) {
         match self.events.back_mut() {
             Some(Event { group: newest, kind: EventKind::Removed { keys }, .. })
                 if !self.sealed && *newest == group && keys.len() < MOST_REMOVED =>
@@ -155,20 +167,36 @@ impl EventLog {
         }
     }
 
-    /// A group's stored block has another priority, or lies on another tier.
+    /// A block that a group has on the device has another priority.
     #[inline]
     pub fn updated(&mut self, group: GroupId, key: u64, change: Change) {
+        self.heed();
+        if let Change::Priority(_, priority) = change {
+            self.note_priority(group, key, priority);
+        }
         self.push(group, EventKind::Updated { key, change });
     }
 
-    /// A group has no block left.
-    pub fn cleared(&mut self, group: GroupId) {
-        self.push(group, EventKind::Cleared);
+    /// No group has a block left, on no tier.
+    pub fn cleared(&mut self, groups: impl IntoIterator<Item = GroupId>) {
+        self.forget_all();
+        groups.into_iter().for_each(|group| self.push(group, EventKind::Cleared));
+    }
+
+    /// The device has no block left, of any group.
+    pub(crate) fn device_cleared(&mut self, groups: impl IntoIterator<Item = GroupId>) {
+        if self.beyond.is_none() {
+            return self.cleared(groups);
+        }
+        self.heed();
+        self.seal();
+        groups.into_iter().for_each(|group| self.lose_all(group, Tier::DEVICE));
     }
 
     /// Every event that is there, oldest first, taken out. When there is none, `waiter` is unparked by
     /// the next one; only the last waiter is, so threads wait with a limit and ask again.
     pub fn take(&mut self, waiter: Option<Thread>) -> VecDeque<Event> {
+        self.heed();
         if self.events.is_empty() && waiter.is_some() {
             self.waiter = waiter;
         }
@@ -192,7 +220,7 @@ impl EventLog {
         self.sealed = true;
     }
 
-    fn push(&mut self, group: GroupId, kind: EventKind) {
+    pub(crate) fn push(&mut self, group: GroupId, kind: EventKind) {
         if !self.is_on() {
             return;
         }
@@ -219,7 +247,7 @@ impl EventLog {
                 EventKind::Stored(stored) => {
                     let blocks = stored.keys.len();
                     blocks > 0
-                        && stored.tokens.len() == blocks * page_size
+                        && [0, blocks * page_size].contains(&stored.tokens.len())
                         && stored.extra_keys.iter().all(|&(block, _)| (block as usize) < blocks)
                 }
                 EventKind::Removed { keys } => (1..=MOST_REMOVED).contains(&keys.len()),

@@ -15,6 +15,7 @@ impl Ledger {
         self.refuse_offloads();
         self.counters.reset_blocks += self.cached_blocks() as u64;
         self.forget_device(Sequence::holds_nothing);
+        self.events.cleared(self.config.group_ids());
         self.counters.resets += 1;
     }
 
@@ -38,6 +39,7 @@ impl Ledger {
         self.forget_device(|sequence| {
             sequence.holds_no_page() && (sequence.epoch == epoch || sequence.holds_nothing())
         });
+        self.events.device_cleared(self.config.group_ids());
         self.asleep = true;
         Ok(())
     }
@@ -98,7 +100,6 @@ impl Ledger {
         for sequence in self.slots.iter_mut().filter(|sequence| goes_on(sequence)) {
             sequence.join_epoch(&mut self.tree, self.epoch);
         }
-        self.config.group_ids().for_each(|group| self.events.cleared(group));
     }
 
     /// Forgets the stored blocks that follow the prompt's full blocks and that nobody uses; gives their

@@ -104,7 +104,10 @@ impl Ledger {
             page_copies: Vec::new(),
             fills: Fills::new(&config),
             counters: Counters::default(),
-            events: EventLog::new(config.event_buffer_max_size as usize, snapshot::created(&config)),
+            events: EventLog::new(
+                config.event_buffer_max_size as usize,
+                snapshot::created(&config, &EventLog::default()),
+            ),
             evicted: EvictedKeys::new(blocks),
             step: Step(0),
             step_open: false,

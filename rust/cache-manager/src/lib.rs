@@ -12,7 +12,7 @@
 //! [`alloc`](Ledger::alloc) (`planning`, `admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
 //! (`letting_go`); then [`suspend`](Ledger::suspend) and [`resume`](Ledger::resume) (`suspension`), `drafts`, [`fork`](Ledger::fork), `page_copies`, `partial`, `tails`, `copies`, `loads`, `offloads`,
-//! `retention`, `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `snapshot`,
+//! `retention`, `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `whereabouts`, `snapshot`,
 //! `misses`, `counters`.
 #![forbid(unsafe_code)]
 
@@ -66,6 +66,7 @@ mod taking;
 mod tiers;
 mod to_completion;
 mod verify;
+mod whereabouts;
 mod write_policy;
 
 pub use config::{Expected, LedgerConfig, OnDuplicate, Reserve};

@@ -56,7 +56,13 @@ impl LoadPlan {
         self.sources[group.index()].iter().filter_map(stored)
     }
 
-    /// Blocks that are loaded in a group.
+    /// The blocks that are loaded in a group.
+    pub(crate) fn blocks_to_load(&self, group: GroupId) -> Vec<u32> {
+        let sources = (self.first..).zip(&self.sources[group.index()]);
+        sources.filter(|&(_, &source)| source == Source::Tier).map(|(block, _)| block).collect()
+    }
+
+    /// How many they are.
     pub(crate) fn loaded(&self, group: GroupId) -> u32 {
         self.sources[group.index()].iter().filter(|&&source| source == Source::Tier).count() as u32
     }

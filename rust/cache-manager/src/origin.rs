@@ -7,6 +7,7 @@
 
 use crate::ledger::Ledger;
 use crate::offloads::Place;
+use block_hash::Token;
 use block_pool::{GroupId, PageId};
 use radix_tree::{AdapterId, NodeId};
 use tiered_connector::job::Origin;
@@ -49,6 +50,42 @@ impl Ledger {
         content.extend_from_slice(&namespace.generation.to_le_bytes());
         Origin { parent: tree.parent_key(node).unwrap_or_default(), position: place.position, content }
     }
+}
+
+/// What a block was made of.
+#[derive(Clone, Default)]
+pub(crate) struct Content {
+    /// Overrides applied.
+    pub(crate) tokens: Vec<Token>,
+    /// Canonical extra keys.
+    pub(crate) extra: Vec<u8>,
+    pub(crate) adapter: Option<AdapterId>,
+}
+
+/// The content in these bytes; `None` if the block was kept without.
+pub(crate) fn content_of(bytes: &[u8]) -> Option<Content> {
+    let mut rest = bytes;
+    let mut take = |len: usize| {
+        let (taken, left) = rest.split_at_checked(len)?;
+        rest = left;
+        Some(taken)
+    };
+    let short = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_le_bytes);
+    let count = short(take(4)?)? as usize;
+    let tokens = take(4 * count)?.chunks_exact(4).map(|token| Token::from_le_bytes(token.try_into().unwrap_or_default()));
+    let tokens = tokens.collect();
+    let len = short(take(4)?)? as usize;
+    let extra = take(len)?.to_vec();
+    let adapter = match take(1)? {
+        [0] => None,
+        [1] => Some(AdapterId::Number(i64::from_le_bytes(take(8)?.try_into().ok()?))),
+        [2] => {
+            let len = short(take(4)?)? as usize;
+            Some(AdapterId::Name(String::from_utf8(take(len)?.to_vec()).ok()?))
+        }
+        _ => return None,
+    };
+    Some(Content { tokens, extra, adapter })
 }
 
 fn put_len(content: &mut Vec<u8>, len: usize) {

@@ -111,15 +111,19 @@ impl Publication<'_> {
     /// Tells of blocks that a group has got.
     fn tell(&mut self, group: GroupId, run: &Run) {
         let (config, tree, sequence) = (self.config, &*self.tree, &*self.sequence);
-        self.events.stored(group, || {
-            let before = &sequence.nodes[..run.start()];
-            let parent = if config.kind(group).is_recurrent() {
-                before.iter().rposition(|&node| tree.page(node, group).is_some())
-            } else {
-                before.len().checked_sub(1)
-            };
-            run.of(sequence, config.page_size as usize, parent)
-        });
+        if !self.events.is_on() {
+            return;
+        }
+        self.events.heed();
+        let before = &sequence.nodes[..run.start()];
+        let parent = if config.kind(group).is_recurrent() {
+            let keys = before.iter().zip(sequence.chain.keys());
+            let told = |(&node, &key)| tree.page(node, group).is_some() || self.events.knows(group, key);
+            keys.rev().position(told).map(|back| before.len() - 1 - back)
+        } else {
+            before.len().checked_sub(1)
+        };
+        self.events.stored(group, || run.of(sequence, config.page_size as usize, parent));
     }
 
     /// Stores the next blocks, up to one that extra keys touch or whose hash is stored already.

@@ -1,7 +1,7 @@
 //! The present content as events, for a subscriber that missed some.
 
 use crate::config::LedgerConfig;
-use crate::events::{EventKind, Stored, Tier};
+use crate::events::{EventKind, EventLog, Stored, Tier};
 use crate::ledger::Ledger;
 use block_pool::{GroupId, PageId, Priority};
 use radix_tree::{NamespaceId, NodeId, ParentId, PrefixTree};
@@ -19,15 +19,17 @@ pub struct EventSnapshot {
 impl Ledger {
     /// The cached blocks, and which event goes on from here. The cost grows with the cache.
     pub fn event_snapshot(&mut self) -> EventSnapshot {
+        self.events.heed();
         self.events.seal();
-        let mut events: Vec<_> = created(&self.config).collect();
+        let mut events: Vec<_> = created(&self.config, &self.events).collect();
         for group in self.config.group_ids() {
-            events.extend(self.cached_runs(group).into_iter().map(|run| (group, EventKind::Stored(run))));
+            let runs = self.events.runs(group).unwrap_or_else(|| self.cached_runs(group));
+            events.extend(runs.into_iter().map(|run| (group, EventKind::Stored(run))));
         }
         EventSnapshot { next_id: self.events.next_id(), events }
     }
 
-    /// Every block that a group has, in runs of consecutive ones; a run comes after the run that it branches from.
+    /// Every block that a group has on the device, in runs of consecutive ones; a run comes after the run that it branches from.
     fn cached_runs(&self, group: GroupId) -> Vec<Stored> {
         let tree = &self.tree;
         let pool = &self.pools[group];
@@ -106,10 +108,14 @@ impl Ledger {
 }
 
 /// What the log of a new ledger begins with: what each group has.
-pub(crate) fn created(config: &LedgerConfig) -> impl Iterator<Item = (GroupId, EventKind)> {
+pub(crate) fn created(
+    config: &LedgerConfig,
+    log: &EventLog,
+) -> impl Iterator<Item = (GroupId, EventKind)> {
     config.group_ids().map(|group| {
-        let pages = config.huge_pages.unwrap_or(1) * config.groups[group.index()].pages;
-        (group, EventKind::Created { page_size: config.page_size, pages: vec![pages] })
+        let device = config.huge_pages.unwrap_or(1) * config.groups[group.index()].pages;
+        let pages = std::iter::once(device).chain(log.sizes(group).iter().copied()).collect();
+        (group, EventKind::Created { page_size: config.page_size, pages })
     })
 }
 

@@ -26,6 +26,12 @@ pub trait OuterTier {
     /// Whether a block of a group can be loaded now.
     fn has(&mut self, group: GroupId, key: &BlockKey) -> bool;
 
+    /// How many of these blocks of a group, which can all be loaded, one load can bring, from the first on.
+    fn fitting(&mut self, group: GroupId, keys: &mut dyn ExactSizeIterator<Item = BlockKey>) -> usize {
+        _ = group;
+        keys.len()
+    }
+
     /// Begins to load blocks into the pages of `job`, in their order, and gives a handle for whoever waits;
     /// [`OuterTier::take_ended`] tells of the end. `None` when nothing was moved and nothing will be.
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion>;
@@ -58,7 +64,11 @@ impl OuterTier for &TieredGroups {
     }
 
     fn has(&mut self, group: GroupId, key: &BlockKey) -> bool {
-        self.group(group).loadable([tier_key(key)]).is_ok_and(|found| found > 0)
+        self.group(group).leading([tier_key(key)]).is_ok_and(|(here, below)| here + below > 0)
+    }
+
+    fn fitting(&mut self, group: GroupId, keys: &mut dyn ExactSizeIterator<Item = BlockKey>) -> usize {
+        self.group(group).loadable(keys.map(|key| tier_key(&key))).unwrap_or(0)
     }
 
     fn load(&mut self, keys: &[BlockKey], job: &CopyJob) -> Option<Completion> {
@@ -147,8 +157,8 @@ pub(crate) enum Loads<'a> {
     Given(&'a [u32]),
     /// What is needed of these blocks; `only`: requests that load nothing are not planned.
     Known { there: &'a [Presence], only: bool },
-    /// As much as there is.
-    From(&'a mut dyn OuterTier),
+    /// As much as there is, and as fits; `only`: as there.
+    From { tier: &'a mut dyn OuterTier, only: bool },
 }
 
 impl Loads<'_> {
@@ -163,7 +173,7 @@ impl Loads<'_> {
         reader: &mut BlockReader,
     ) -> Result<Option<LoadPlan>, LedgerError> {
         let key = |guards, block| BlockKey::of(&sequence.chain, guards, block as usize);
-        let mut run = |has: &mut dyn FnMut(GroupId, u32) -> bool| {
+        let mut run = |limit, has: &mut dyn FnMut(GroupId, u32) -> bool| {
             Ledger::plan_load(config, tree, reader, sequence, (first, limit), has)
         };
         let blocks = match self {
@@ -176,12 +186,26 @@ impl Loads<'_> {
             }
             Loads::Known { there, .. } => {
                 let Some(there) = there.get(index) else { return Ok(None) };
-                return Ok(run(&mut |group, block| there.has(group, block)));
+                return Ok(run(limit, &mut |group, block| there.has(group, block)));
             }
-            Loads::From(tier) => {
+            Loads::From { tier, .. } => {
                 let Some(guards) = &sequence.guards else { return Ok(None) };
                 if !config.is_plain() {
-                    return Ok(run(&mut |group, block| tier.has(group, &key(guards, block))));
+                    let mut limit = limit;
+                    while let Some(plan) = run(limit, &mut |group, block| tier.has(group, &key(guards, block)))
+                    {
+                        // A shorter prefix that still needs the first block that does not fit needs those before it.
+                        let surplus = config.group_ids().filter_map(|group| {
+                            let blocks = plan.blocks_to_load(group);
+                            let fit = tier.fitting(group, &mut blocks.iter().map(|&block| key(guards, block)));
+                            blocks.get(fit).copied()
+                        });
+                        match surplus.min() {
+                            Some(block) => limit = block,
+                            None => return Ok(Some(plan)),
+                        }
+                    }
+                    return Ok(None);
                 }
                 tier.leading(&mut (first..limit).map(|block| key(guards, block))) as u32
             }
@@ -202,7 +226,7 @@ impl Loads<'_> {
 
     /// Whether requests that load nothing are not planned.
     pub(crate) fn are_all(&self) -> bool {
-        matches!(self, Loads::Known { only: true, .. })
+        matches!(self, Loads::Known { only: true, .. } | Loads::From { only: true, .. })
     }
 
     fn given(&self, index: usize) -> u32 {
@@ -212,7 +236,7 @@ impl Loads<'_> {
 
 impl Ledger {
     /// [`Ledger::alloc`], where blocks that follow those on the device come from `tier` if it has them. Gives the
-    /// load of each request that waits for one.
+    /// load of each request that waits for one. With `only`, requests that load nothing are not planned.
     ///
     /// # Errors
     /// As for [`Ledger::alloc`].
@@ -221,28 +245,63 @@ impl Ledger {
         tier: &mut dyn OuterTier,
         batch: &[SlotId],
         num_tokens: &[u32],
+        only: bool,
     ) -> Result<Vec<BegunLoad>, LedgerError> {
-        let jobs = match self.alloc_with(batch, num_tokens, Loads::From(tier)) {
+        let jobs = match self.alloc_with(batch, num_tokens, Loads::From { tier, only }) {
             // A load takes pages beside those that its request may have already, which needs none of it to go on.
-            Err(LedgerError::InsufficientBlocks { .. }) if batch.iter().any(|&slot| self.has_pages(slot)) => {
+            Err(LedgerError::InsufficientBlocks { .. })
+                if !only && batch.iter().any(|&slot| self.has_pages(slot)) =>
+            {
                 self.counters.failed_allocs -= 1;
-                self.alloc_with(batch, num_tokens, Loads::From(&mut Silent(tier)))?
+                self.alloc_with(batch, num_tokens, Loads::From { tier: &mut Silent(tier), only })?
             }
             planned => planned?,
         };
         let mut begun = Vec::with_capacity(jobs.len());
-        for LoadJob { slot, blocks, copy } in jobs {
-            if let Some(completion) = tier.load(&self.keys_of(slot, &blocks)?, &copy) {
-                begun.push(BegunLoad { slot, copy, completion });
+        for job in jobs {
+            let slot = job.slot;
+            if self.begin_from(tier, job, &mut begun)? {
                 continue;
             }
-            self.end_copies(&[(copy.id.0, CopyEnd::Refused)])?;
+            // Loads that were begun before it took what it needs; a shorter one may fit.
             let place = batch.iter().position(|&one| one == slot).unwrap_or_default();
-            let bound = num_tokens.get(place).or(num_tokens.last());
-            self.alloc(&[slot], bound.map_or(&[], std::slice::from_ref))?; // in the pages of the load
+            let bound = num_tokens.get(place).or(num_tokens.last()).map_or(&[][..], std::slice::from_ref);
+            let shorter = match self.alloc_with(&[slot], bound, Loads::From { tier, only: true }) {
+                Err(LedgerError::InsufficientBlocks { .. }) => {
+                    self.counters.failed_allocs -= 1;
+                    Vec::new()
+                }
+                planned => planned?,
+            };
+            let mut loads = false;
+            for job in shorter {
+                loads |= self.begin_from(tier, job, &mut begun)?;
+            }
+            if !loads && !only {
+                self.alloc(&[slot], bound)?; // in the pages of the first load
+            }
         }
         self.offload_to(tier)?;
         Ok(begun)
+    }
+
+    /// Begins a planned load. False if it is refused: its request waits no more.
+    fn begin_from(
+        &mut self,
+        tier: &mut dyn OuterTier,
+        LoadJob { slot, blocks, copy }: LoadJob,
+        begun: &mut Vec<BegunLoad>,
+    ) -> Result<bool, LedgerError> {
+        match tier.load(&self.keys_of(slot, &blocks)?, &copy) {
+            Some(completion) => {
+                begun.push(BegunLoad { slot, copy, completion });
+                Ok(true)
+            }
+            None => {
+                self.end_copies(&[(copy.id.0, CopyEnd::Refused)])?;
+                Ok(false)
+            }
+        }
     }
 
     /// Begins to offload what was published since the last call.

@@ -8,10 +8,11 @@ use crate::index::{IndexCounters, IndexFault, TierIndex};
 use crate::job::{Job, Offer, Origin, Outcome, TierKey};
 use crate::lanes::Lanes;
 use crate::mover::{Memory, Mover};
+use crate::reports::{BELOW, HOST, Reporter, Reports, What};
 use crate::shards::time_left;
 use crate::transfer::{Ended, Handoff};
-use crate::vault::{Vault, VaultCounters};
-use block_pool::{EvictionPolicy, PageId, Step};
+use crate::vault::{Restored, Vault, VaultCounters};
+use block_pool::{EvictionPolicy, GroupId, PageId, Step};
 use completion::{Completion, pending};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
@@ -127,6 +128,7 @@ struct Inner {
     dropped_busy: u64,
     dropped_lost: u64,
     closed: bool,
+    reporter: Option<Reporter>,
 }
 
 impl Inner {
@@ -136,6 +138,19 @@ impl Inner {
 
     fn comes_from_below(&self, key: &TierKey) -> bool {
         self.below.as_ref().is_some_and(|below| below.finds(&self.index, key))
+    }
+
+    /// Tells `reporter` from now on, and whoever was told before that nothing can be had any more.
+    fn report_to(&mut self, reporter: Option<Reporter>) {
+        let below = self.below.iter_mut().map(|below| (&mut below.index, BELOW));
+        for (index, tier) in [(&mut self.index, HOST)].into_iter().chain(below) {
+            let of = |reporter: &Reporter| Reporter { tier, ..reporter.clone() };
+            if let Some(former) = &self.reporter {
+                of(former).tell(What::LostAll);
+            }
+            index.report_to(reporter.as_ref().map(of));
+        }
+        self.reporter = reporter;
     }
 }
 
@@ -183,6 +198,7 @@ impl TieredConnector {
                 dropped_busy: 0,
                 dropped_lost: 0,
                 closed: false,
+                reporter: None,
             }),
             mover: Arc::from(mover),
             handoff: Handoff::new(),
@@ -216,9 +232,23 @@ impl TieredConnector {
     /// In a forked process.
     pub fn loadable(&self, keys: impl IntoIterator<Item = TierKey>) -> Result<usize, Closed> {
         let mut inner = self.lock()?;
-        let (here, below) = self.leading_in(&mut inner, keys);
-        let most = if below == 0 { usize::MAX } else { inner.index.available() as usize };
-        Ok(most.min(here + below))
+        let inner = &mut *inner;
+        if inner.below.is_none() {
+            return Ok(self.leading_in(inner, keys).0);
+        }
+        let (mut fit, mut units, mut any_below) = (0, inner.index.available(), false);
+        for key in keys {
+            let (here, below) = self.leading_in(inner, [key]);
+            // What is here is held meanwhile, and makes room for none.
+            let takes = u32::from(below > 0 || inner.index.may_go(&key));
+            any_below |= below > 0;
+            if here + below == 0 || (any_below && takes > units) {
+                break;
+            }
+            units = units.saturating_sub(takes);
+            fit += 1;
+        }
+        Ok(fit)
     }
 
     fn leading_in(&self, inner: &mut Inner, keys: impl IntoIterator<Item = TierKey>) -> (usize, usize) {
@@ -384,6 +414,27 @@ impl TieredConnector {
         )
     }
 
+    /// Tells `reports` from now on which blocks come and go; `group` is whose tier this is. Gives how many blocks each
+    /// tier has room for, and those that are there from the start.
+    pub fn report_to(&self, reports: &Arc<Reports>, group: GroupId) -> (Vec<u32>, Vec<Restored>) {
+        let Ok(mut inner) = self.enter() else { return (Vec::new(), Vec::new()) };
+        inner.report_to(Some(Reporter { to: Arc::clone(reports), group, tier: HOST }));
+        let (mut sizes, mut restored) = (vec![inner.index.total()], Vec::new());
+        if let Some(below) = &inner.below {
+            sizes.push(below.index.total());
+            restored = below.vault.take_restored();
+            restored.retain(|block| below.index.contains(&block.key));
+        }
+        (sizes, restored)
+    }
+
+    /// Whether host and tier below have the block of each hash, as far as they have told.
+    pub fn has(&self, hashes: impl Iterator<Item = u64>) -> Vec<(bool, bool)> {
+        let Ok(inner) = self.lock() else { return Vec::new() };
+        let below = |hash| inner.below.as_ref().is_some_and(|below| below.index.has_hash(hash));
+        hashes.map(|hash| (inner.index.has_hash(hash), below(hash))).collect()
+    }
+
     /// Bytes of host memory that hold no block and are not private, and in all.
     pub fn host_bytes(&self) -> (u64, u64) {
         let TierMetrics { blocks, private_units, units, .. } = self.metrics();
@@ -426,6 +477,7 @@ impl TieredConnector {
         let left = time_left(timeout);
         if let Ok(mut inner) = self.enter() {
             inner.closed = true;
+            inner.report_to(None);
             drop(inner);
             self.mover.stop(left());
         }
@@ -480,6 +532,9 @@ impl TieredConnector {
             return Err(Closed::Forked);
         }
         let mut inner = self.inner.lock();
+        if let Some(reporter) = &inner.reporter {
+            reporter.begin_call();
+        }
         match self.mover.take_memory() {
             None => {}
             Some(Memory::Lost) => {

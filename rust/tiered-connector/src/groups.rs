@@ -51,7 +51,7 @@ impl TieredGroups {
     /// Begins to read blocks of groups into pages, all or none; see [`TieredConnector::load`].
     ///
     /// # Errors
-    /// As there. If it is not the first group that refuses, the copy has begun and fails.
+    /// As there.
     pub fn load(
         &self,
         blocks: &[(TierKey, PageId)],
@@ -59,7 +59,16 @@ impl TieredGroups {
         after: Step,
         tag: Option<u64>,
     ) -> Result<Completion, Refused> {
-        self.copy(parts, tag, |group, part| group.load(&blocks[part], after, tag))
+        let parts: Vec<Part> = parts.filter(|(_, part)| !part.is_empty()).collect();
+        if parts.len() > 1 {
+            for (group, part) in &parts {
+                let keys = blocks[part.clone()].iter().map(|&(key, _)| key);
+                if self.group(*group).loadable(keys)? < part.len() {
+                    return Err(Refused::NotHere);
+                }
+            }
+        }
+        self.copy(parts.into_iter(), tag, |group, part| group.load(&blocks[part], after, tag))
     }
 
     /// Offers blocks of groups; see [`TieredConnector::offload_with`]. Dropped are those of a group, or of all.

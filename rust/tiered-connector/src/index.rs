@@ -5,6 +5,7 @@
 //! on their way then end unseen.
 
 use crate::job::{Direction, Job, JobId, Offer, Outcome, TierKey, UnitId};
+use crate::reports::{Reporter, What};
 use block_pool::{EvictionPolicy, Next, NodeLink, PageId, Pool, Priority, Step};
 use memory::{AHEAD, Array, KeyTable};
 use std::collections::{HashMap, HashSet};
@@ -96,6 +97,8 @@ pub struct TierIndex {
     next_job: u64,
     epoch: u32,
     counters: IndexCounters,
+    /// Told which blocks come and go.
+    reporter: Option<Reporter>,
 }
 
 impl TierIndex {
@@ -111,6 +114,7 @@ impl TierIndex {
             next_job: 0,
             epoch: 0,
             counters: IndexCounters::default(),
+            reporter: None,
         }
     }
 
@@ -185,6 +189,7 @@ impl TierIndex {
             };
             self.keys[unit.0 as usize] = *key;
             self.table.insert(key.hash, unit.0);
+            self.report(What::Coming, unit);
             units.push(unit);
             pages.push(*page);
         }
@@ -234,6 +239,7 @@ impl TierIndex {
                 for &unit in units.iter().rev() {
                     self.pool.publish(page(unit), NodeLink(unit.0), Step(0));
                     self.pool.release(page(unit), Step(0));
+                    self.report(What::Got, unit);
                 }
                 let counted =
                     if does == Use::Store { &mut self.counters.stored } else { &mut self.counters.filled };
@@ -243,6 +249,7 @@ impl TierIndex {
                 for &unit in units.iter().rev() {
                     if epoch == Some(self.epoch) {
                         self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
+                        self.report(What::Lost, unit);
                     }
                     self.pool.release(page(unit), Step(0));
                 }
@@ -276,6 +283,22 @@ impl TierIndex {
         self.pool.forget_all();
         self.table = KeyTable::with_capacity(self.pool.total() as usize);
         self.epoch += 1;
+        if let Some(reporter) = &self.reporter {
+            reporter.tell(What::LostAll);
+        }
+    }
+
+    /// Tells `reporter` from now on which blocks come and go; nobody, if that is `None`.
+    pub(crate) fn report_to(&mut self, reporter: Option<Reporter>) {
+        self.reporter = reporter;
+    }
+
+    /// Says what happened to the block that a unit was last given to.
+    #[inline]
+    fn report(&self, what: fn(u64) -> What, unit: UnitId) {
+        if let Some(reporter) = &self.reporter {
+            reporter.tell(what(self.keys[unit.0 as usize].hash));
+        }
     }
 
     /// The unit of a block that can be read. A hash that belongs to another block is no hit.
@@ -300,6 +323,7 @@ impl TierIndex {
         let unit = UnitId(taken.page.0 - 1);
         if taken.evicted.is_some() {
             self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
+            self.report(What::Lost, unit);
             self.counters.evicted += 1;
         }
         if taken.pristine {

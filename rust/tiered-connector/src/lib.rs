@@ -7,7 +7,7 @@
 //! process, [`Shards`](shards::Shards) on several movers at once. The
 //! [`TieredConnector`](connector::TieredConnector) joins an index and a mover; below them there may be a
 //! [`Vault`](vault::Vault), with an index of its own. Groups of layers have a connector each, which are called as
-//! one: [`TieredGroups`](groups::TieredGroups).
+//! one: [`TieredGroups`](groups::TieredGroups). [`Reports`](reports::Reports) say what each tier gets and loses.
 
 pub mod connector;
 pub mod copy;
@@ -20,6 +20,7 @@ pub mod lanes;
 mod models;
 pub mod mover;
 pub mod remote;
+pub mod reports;
 pub mod shards;
 mod sync;
 pub mod transfer;

@@ -7,7 +7,7 @@ use crate::transfer::Countdown;
 use block_pool::{EvictionPolicy, Priority};
 use completion::{Completion, pending};
 use disk_store::engine::best;
-use disk_store::entry::Key;
+use disk_store::entry::{Entry, Key};
 use disk_store::store::{Block, Done, Failure, Files, Layout, Memory, Store, Sync as Fsync};
 use parking_lot::Mutex;
 use std::io;
@@ -28,6 +28,17 @@ pub struct Move {
     /// How long to keep it.
     pub priority: u8,
     /// Where it comes from, if it goes down.
+    pub origin: Origin,
+}
+
+/// A block that a vault had when it was opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restored {
+    /// The block.
+    pub key: TierKey,
+    /// How long to keep it.
+    pub priority: Priority,
+    /// Where it comes from.
     pub origin: Origin,
 }
 
@@ -81,12 +92,19 @@ pub trait Vault: Send + Sync {
 
     /// What was counted.
     fn counters(&self) -> VaultCounters;
+
+    /// The blocks that were there when it was opened, once.
+    fn take_restored(&self) -> Vec<Restored> {
+        Vec::new()
+    }
 }
 
 /// A vault on disk.
 pub struct DiskVault {
     store: Store,
     arena: Arc<Arena>,
+    /// What was there when it was opened, until somebody asks.
+    restored: Mutex<Vec<Restored>>,
     /// The user was told that blocks go through the page cache.
     told: AtomicBool,
 }
@@ -112,12 +130,15 @@ impl DiskVault {
         assert!(layout.block_bytes == arena.unit_bytes(), "a block is as large as a unit");
         let (store, found) = Store::open(files, number, layout, sync, |file| best(&file, depth))?;
         let mut index = TierIndex::new(layout.slots, policy);
-        index.restore(found.iter().map(|entry| {
-            let Key { hash, guard } = entry.key;
-            let priority = Priority::new(entry.priority.into()).unwrap_or_default();
-            (UnitId(entry.slot), TierKey { hash, guard }, priority)
-        }));
-        Ok((index, DiskVault { store, arena, told: AtomicBool::new(false) }))
+        let slots: Vec<UnitId> = found.iter().map(|entry| UnitId(entry.slot)).collect();
+        let restored = found.into_iter().map(|Entry { key: Key { hash, guard }, priority, origin, .. }| {
+            let priority = Priority::new(priority.into()).unwrap_or_default();
+            Restored { key: TierKey { hash, guard }, priority, origin }
+        });
+        let restored: Vec<Restored> = restored.collect();
+        index.restore(slots.iter().zip(&restored).map(|(&slot, block)| (slot, block.key, block.priority)));
+        let restored = Mutex::new(restored);
+        Ok((index, DiskVault { store, arena, restored, told: AtomicBool::new(false) }))
     }
 
     /// The store.
@@ -214,6 +235,10 @@ impl Vault for DiskVault {
 
     fn stop(&self, timeout: Duration) {
         self.store.stop(timeout);
+    }
+
+    fn take_restored(&self) -> Vec<Restored> {
+        std::mem::take(&mut *self.restored.lock())
     }
 
     fn counters(&self) -> VaultCounters {

@@ -39,7 +39,7 @@ fn ids_go_on_from_one_taking_to_the_next() {
     log.stored(FIRST, || one_block(5));
     assert_eq!(ids(&log.take(None)), [0, 1]);
     log.removed(FIRST, 5);
-    log.cleared(FIRST);
+    log.cleared([FIRST]);
     assert_eq!(ids(&log.take(None)), [2, 3]);
 }
 
@@ -68,7 +68,7 @@ fn a_log_of_no_events_asks_for_none() {
     log.stored(FIRST, || unreachable!("nobody reads it"));
     log.removed(FIRST, 5);
     log.updated(FIRST, 5, Change::Tier(Tier(0), Tier(1)));
-    log.cleared(FIRST);
+    log.cleared([FIRST]);
     assert_eq!((log.next_id(), log.dropped(), log.take(None).len()), (0, 0, 0));
 }
 
@@ -125,7 +125,7 @@ fn the_next_event_wakes_the_thread_that_waits() {
             }
         });
         wait.recv().unwrap();
-        log.lock().unwrap().cleared(FIRST);
+        log.lock().unwrap().cleared([FIRST]);
         waiter.join().unwrap()
     });
     assert_eq!(woken, [1]);
@@ -134,7 +134,7 @@ fn the_next_event_wakes_the_thread_that_waits() {
 #[test]
 fn a_gap_in_the_ids_is_found() {
     let mut log = log(8);
-    log.cleared(FIRST);
+    log.cleared([FIRST]);
     log.events[0].id = 7;
     assert_eq!(log.verify(2), Err((7, "does not follow the one before it")));
 }

@@ -84,7 +84,7 @@ impl<W: World> Engine<W> {
         for _ in 0..late {
             self.ledger.step(&[slot], &[], Some(&[0])).map_err(|error| format!("step: {error}"))?;
         }
-        match self.ledger.alloc_from(&mut self.world, &[slot], &[]) {
+        match self.ledger.alloc_from(&mut self.world, &[slot], &[], false) {
             Ok(begun) if begun.is_empty() => {}
             Ok(_) => return Err("a load begins after the shutdown".into()),
             // An empty request, or one that grew over the pool.

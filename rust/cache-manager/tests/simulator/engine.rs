@@ -198,7 +198,7 @@ impl<W: World> Engine<W> {
         let bounds: Vec<u32> = batch.iter().map(|_| 1 + self.random.below(12) as u32).collect();
         let bounds = if self.random.one_in(3) { bounds } else { Vec::new() };
         let before = self.ledger.fingerprint();
-        let outcome = self.ledger.alloc_from(&mut self.world, &batch, &bounds);
+        let outcome = self.ledger.alloc_from(&mut self.world, &batch, &bounds, false);
         self.note(|| {
             let begun = |begun: &Vec<BegunLoad>| format!("{:?}", loads_of(begun));
             let outcome = outcome.as_ref().map_or_else(ToString::to_string, begun);

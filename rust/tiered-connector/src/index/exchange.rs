@@ -2,6 +2,7 @@
 
 use super::{InFlight, TierIndex, Use, page};
 use crate::job::{Job, JobId, Offer, Outcome, TierKey, UnitId};
+use crate::reports::What;
 use block_pool::{NodeLink, PageId, Priority, Step};
 use std::collections::HashSet;
 
@@ -41,6 +42,7 @@ impl TierIndex {
             self.set_priority(unit, priority);
             self.keys[unit.0 as usize] = key;
             self.table.insert(key.hash, unit.0);
+            self.report(What::Coming, unit);
             units.push(unit);
         }
         Some((self.enter(InFlight { does: Use::Fill, units: units.clone(), epoch: Some(self.epoch) }), units))
@@ -80,6 +82,16 @@ impl TierIndex {
         self.owner(key.hash).filter(|&unit| self.keys[unit.0 as usize].guard == key.guard)
     }
 
+    /// Whether a block can be read, and its unit would be given to another.
+    pub(crate) fn may_go(&self, key: &TierKey) -> bool {
+        self.find(key).is_some_and(|unit| self.pool.is_evictable(page(unit)))
+    }
+
+    /// Whether the block of this hash can be read.
+    pub(crate) fn has_hash(&self, hash: u64) -> bool {
+        self.owner(hash).is_some_and(|unit| self.holds(unit))
+    }
+
     /// Whether a unit holds a block that can be read.
     pub(crate) fn holds(&self, unit: UnitId) -> bool {
         self.pool.node(page(unit)).is_some()
@@ -100,6 +112,7 @@ impl TierIndex {
         if self.pool.node(page(unit)).is_some() {
             self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
             self.pool.withdraw(page(unit));
+            self.report(What::Lost, unit);
             self.counters.lost += 1;
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{TierIndex, page};
 use crate::job::UnitId;
+use crate::reports::What;
 use crate::units::UnitSet;
 
 #[cfg(test)]
@@ -14,6 +15,7 @@ impl TierIndex {
         let writing: Vec<UnitId> = self.current_stores().flat_map(|job| job.units.iter().copied()).collect();
         for unit in writing {
             self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
+            self.report(What::Lost, unit);
         }
         self.epoch += 1;
         let storing = self.jobs.values().filter(|job| job.epoch.is_none() && job.does.writes());
@@ -23,6 +25,7 @@ impl TierIndex {
             if self.pool.node(page(unit)).is_some() && !held.contains(unit) {
                 self.table.remove(self.keys[unit.0 as usize].hash, unit.0);
                 self.pool.withdraw(page(unit));
+                self.report(What::Lost, unit);
                 self.counters.lost += 1;
             }
         }
