@@ -111,31 +111,6 @@ def test_pages_that_are_sectors_or_pages_of_a_disk_or_neither_come_back_whole(
     assert [disk(cache, name) for name in quiet] == [0] * 4
 
 
-def test_of_two_loads_for_which_host_memory_is_short_one_comes_and_the_other_is_computed(
-    tmp_path: Path,
-) -> None:
-    cache, prompts = opened(tmp_path), [prompt_of(number, 3) for number in (1, 2)]
-    for prompt in prompts:
-        cache.serve(prompt)
-    cache = reopened(cache, tmp_path, pages=16, units=4)
-    cache.memory[:] = 0xEE
-    first, second = map(cache.claimed, prompts)
-    cache.kv.alloc([first, second])
-    assert (first.active_length, second.active_length) == (0, 13)
-    assert cache.kv.metrics()["copies_refused"] == 1
-    cache.compute(second)
-    assert cache.settled() == [first.request_id]
-    cache.run(first)
-    assert (first.cached_prefix_length, second.cached_prefix_length) == (12, 0)
-    assert cache.holds(second)
-    cache.kv.release([first, second])
-    assert cache.kv.flush()
-    cache.serve(prompt_of(3, 4))
-    cache.kv.truncate_prefix([])
-    assert found(cache, prompt_of(3, 4)) == (0, 4, 0), "nobody else holds a unit"
-    assert cache.serve(prompts[0]) == 12
-
-
 def test_a_prefix_that_is_used_on_the_device_does_not_age_out_of_the_disk(tmp_path: Path) -> None:
     cache = opened(tmp_path, pages=16, units=8, slots=16)
     hot = prompt_of(1, 4)

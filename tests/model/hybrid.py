@@ -24,7 +24,7 @@ from model.attention import LAYER, LAYERS, AnyTables, dense_attention, mask_argu
 from model.memory import prefix_values
 from model.recurrence import States, advance, state_after
 from model.windows import Chunked, Full, Kind, Window, blocks_behind, needed_blocks
-from pagekeeper.events import BlockIndex
+from pagekeeper.events import BlockIndex, Updated
 from pagekeeper.params import (
     ChunkedLocal,
     FullAttention,
@@ -242,7 +242,9 @@ class Session:
         if not self.hears:
             return
         snapshot = self.kv.event_snapshot()
-        if not self.index.apply(self.kv.get_latest_events()):
+        events = self.kv.get_latest_events()
+        self.counts["moves"] += sum(isinstance(event, Updated) and event.tier is not None for event in events)
+        if not self.index.apply(events):
             self.index.apply_snapshot(snapshot)
             self.counts["events missed"] += 1
         there = BlockIndex()
