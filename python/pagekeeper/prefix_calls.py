@@ -417,7 +417,8 @@ class PrefixCalls:
         """What is cached now, as events, for whoever missed some. May be called from any thread.
 
         It takes no event: those up to `last_event_id` are included, later ones go on from there. The cost
-        grows with the cache, which waits meanwhile.
+        grows with the cache, which waits meanwhile. Without `params.event_buffer_max_size` it knows of the
+        device alone, else of host memory and disk too.
         """
         last_event_id, rows = self._core.event_snapshot()
         return EventSnapshot(last_event_id, tuple(from_native(rows, self._groups.kinds)))

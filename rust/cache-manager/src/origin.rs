@@ -72,7 +72,9 @@ pub(crate) fn content_of(bytes: &[u8]) -> Option<Content> {
     };
     let short = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_le_bytes);
     let count = short(take(4)?)? as usize;
-    let tokens = take(4 * count)?.chunks_exact(4).map(|token| Token::from_le_bytes(token.try_into().unwrap_or_default()));
+    let tokens = take(4 * count)?
+        .chunks_exact(4)
+        .map(|token| Token::from_le_bytes(token.try_into().unwrap_or_default()));
     let tokens = tokens.collect();
     let len = short(take(4)?)? as usize;
     let extra = take(len)?.to_vec();

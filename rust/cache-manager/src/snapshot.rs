@@ -108,10 +108,7 @@ impl Ledger {
 }
 
 /// What the log of a new ledger begins with: what each group has.
-pub(crate) fn created(
-    config: &LedgerConfig,
-    log: &EventLog,
-) -> impl Iterator<Item = (GroupId, EventKind)> {
+pub(crate) fn created(config: &LedgerConfig, log: &EventLog) -> impl Iterator<Item = (GroupId, EventKind)> {
     config.group_ids().map(|group| {
         let device = config.huge_pages.unwrap_or(1) * config.groups[group.index()].pages;
         let pages = std::iter::once(device).chain(log.sizes(group).iter().copied()).collect();

@@ -192,12 +192,14 @@ impl Loads<'_> {
                 let Some(guards) = &sequence.guards else { return Ok(None) };
                 if !config.is_plain() {
                     let mut limit = limit;
-                    while let Some(plan) = run(limit, &mut |group, block| tier.has(group, &key(guards, block)))
+                    while let Some(plan) =
+                        run(limit, &mut |group, block| tier.has(group, &key(guards, block)))
                     {
                         // A shorter prefix that still needs the first block that does not fit needs those before it.
                         let surplus = config.group_ids().filter_map(|group| {
                             let blocks = plan.blocks_to_load(group);
-                            let fit = tier.fitting(group, &mut blocks.iter().map(|&block| key(guards, block)));
+                            let fit =
+                                tier.fitting(group, &mut blocks.iter().map(|&block| key(guards, block)));
                             blocks.get(fit).copied()
                         });
                         match surplus.min() {

@@ -15,6 +15,9 @@ use tiered_connector::groups::TieredGroups;
 use tiered_connector::reports::{BELOW, HOST, Report, Reports, What};
 use tiered_connector::vault::Restored;
 
+#[cfg(test)]
+mod tests;
+
 /// A block of a group.
 #[derive(Clone, Copy, Debug)]
 struct Known {
@@ -54,6 +57,12 @@ pub(crate) struct Whereabouts {
 }
 
 impl Whereabouts {
+    /// Of caches that have room for so many blocks beyond the device, tier by tier, in each group.
+    fn new(reports: Arc<Reports>, sizes: Vec<Vec<u32>>) -> Whereabouts {
+        let groups = vec![HashMap::new(); sizes.len()];
+        Whereabouts { reports, call: 0, sizes, groups, blocks: HashMap::new() }
+    }
+
     /// A group knows a block from now on.
     fn enter(&mut self, group: GroupId, key: u64, known: Known, block: impl FnOnce() -> Block) {
         self.groups[group.index()].insert(key, known);
@@ -110,11 +119,14 @@ impl Whereabouts {
         // By its last block; another that goes on from there starts a run of its own.
         let mut ends: HashMap<u64, usize> = HashMap::new();
         for one in all {
-            let run = one.parent.and_then(|parent| ends.remove(&parent));
-            let place = run.filter(|&run| runs[run].goes_on_with(&one)).unwrap_or(runs.len());
-            ends.insert(one.keys[0], place);
-            match runs.get_mut(place) {
-                Some(run) => run.append(one),
+            let before = one.parent.and_then(|parent| Some((parent, *ends.get(&parent)?)));
+            let run = before.filter(|&(_, run)| runs[run].goes_on_with(&one));
+            ends.insert(one.keys[0], run.map_or(runs.len(), |(_, run)| run));
+            match run {
+                Some((parent, run)) => {
+                    ends.remove(&parent);
+                    runs[run].append(one);
+                }
                 None => runs.push(one),
             }
         }
@@ -321,11 +333,9 @@ impl Ledger {
             sizes.push(of_group);
             restored.push(blocks);
         }
-        let groups = vec![HashMap::new(); self.config.groups.len()];
-        let mut beyond = Whereabouts { reports, call: 0, sizes, groups, blocks: HashMap::new() };
+        let mut beyond = Whereabouts::new(reports, sizes);
         let parents = restored.iter().flatten().filter(|block| block.origin.position > 0);
-        let parents: HashMap<u64, u64> =
-            parents.map(|block| (block.key.hash, block.origin.parent)).collect();
+        let parents: HashMap<u64, u64> = parents.map(|block| (block.key.hash, block.origin.parent)).collect();
         for (group, blocks) in self.config.group_ids().zip(&restored) {
             let there: HashMap<u64, &Restored> = blocks.iter().map(|block| (block.key.hash, block)).collect();
             for Restored { key, priority, origin } in blocks {

@@ -533,7 +533,7 @@ impl TieredConnector {
         }
         let mut inner = self.inner.lock();
         if let Some(reporter) = &inner.reporter {
-            reporter.begin_call();
+            reporter.to.begin_call();
         }
         match self.mover.take_memory() {
             None => {}

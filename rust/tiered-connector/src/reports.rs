@@ -45,6 +45,17 @@ pub struct Reports {
 }
 
 impl Reports {
+    /// What is told from here on is of another call of the connector's.
+    pub fn begin_call(&self) {
+        self.call.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A tier of a group has got or lost something.
+    pub fn tell(&self, group: GroupId, tier: u8, what: What) {
+        self.list.lock().push(Report { group, tier, call: self.call.load(Ordering::Relaxed), what });
+        self.any.store(true, Ordering::Release);
+    }
+
     /// Takes what was reported since the last time.
     pub fn take(&self) -> Vec<Report> {
         if !self.any.swap(false, Ordering::Acquire) {
@@ -63,13 +74,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    pub(crate) fn begin_call(&self) {
-        self.to.call.fetch_add(1, Ordering::Relaxed);
-    }
-
     pub(crate) fn tell(&self, what: What) {
-        let Reporter { ref to, group, tier } = *self;
-        to.list.lock().push(Report { group, tier, call: to.call.load(Ordering::Relaxed), what });
-        to.any.store(true, Ordering::Release);
+        self.to.tell(self.group, self.tier, what);
     }
 }

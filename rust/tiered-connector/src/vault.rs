@@ -131,10 +131,11 @@ impl DiskVault {
         let (store, found) = Store::open(files, number, layout, sync, |file| best(&file, depth))?;
         let mut index = TierIndex::new(layout.slots, policy);
         let slots: Vec<UnitId> = found.iter().map(|entry| UnitId(entry.slot)).collect();
-        let restored = found.into_iter().map(|Entry { key: Key { hash, guard }, priority, origin, .. }| {
-            let priority = Priority::new(priority.into()).unwrap_or_default();
-            Restored { key: TierKey { hash, guard }, priority, origin }
-        });
+        let restored =
+            found.into_iter().map(|Entry { key: Key { hash, guard }, priority, origin, .. }| {
+                let priority = Priority::new(priority.into()).unwrap_or_default();
+                Restored { key: TierKey { hash, guard }, priority, origin }
+            });
         let restored: Vec<Restored> = restored.collect();
         index.restore(slots.iter().zip(&restored).map(|(&slot, block)| (slot, block.key, block.priority)));
         let restored = Mutex::new(restored);
