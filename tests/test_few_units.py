@@ -1,4 +1,4 @@
-"""Prompts on disk that are longer than what host memory can bring up at once: what fits comes, none is an error."""
+"""Prompts on disk that are longer than host memory can bring up at once: what fits comes."""
 
 from __future__ import annotations
 

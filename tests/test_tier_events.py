@@ -1,4 +1,4 @@
-"""Events of blocks that move between device, host memory and disk, of one group of layers and of two (EVT-1, EVT-3)."""
+"""Events of blocks that move between device, host memory and disk, of one group and of two (EVT-1, EVT-3)."""
 
 from __future__ import annotations
 
@@ -115,9 +115,8 @@ def test_a_block_that_host_memory_loses_is_told_to_be_on_disk() -> None:
     assert moves([*told]) == [(0, second, (HOST, DISK)), (0, first, (HOST, DISK))]
     cache.serve(tokens)  # from disk to host memory to the device
     assert {first, second} <= router.index.hashes(0, DISK)
-    assert [move for move in moves([e for e in router.hear() if isinstance(e, Updated)]) if move[1] == first][
-        -1
-    ] == (0, first, (HOST, DEVICE))
+    told = [event for event in router.hear() if isinstance(event, Updated) and event.block_hash == first]
+    assert moves([*told]) == [(0, first, (DISK, HOST)), (0, first, (HOST, DEVICE))]
     assert {first, second} <= router.index.hashes(0, DEVICE)
     cache.kv.shutdown()
 
@@ -159,7 +158,7 @@ def test_a_cache_that_sleeps_has_what_its_tiers_have() -> None:
     router.hear()
     cache.kv.sleep()
     first, second, third = keys(cache.kv, tokens)
-    assert [event for event in router.hear() if isinstance(event, Removed)][0].hashes == (third,)
+    assert [event.hashes for event in router.hear() if isinstance(event, Removed)] == [(third,)]
     assert router.index.hashes(0, HOST) == router.index.hashes() == {first, second}
     cache.kv.shutdown()
 
@@ -217,7 +216,8 @@ def test_a_router_that_missed_the_announcement_takes_a_snapshot(tmp_path: Path) 
         cache.serve(prompt_of(number, 2))
     cache = reopened(cache, tmp_path, event_buffer_max_size=2)
     router = Router(cache.kv)
-    assert [event.id for event in router.hear()] == [2, 3]  # after one that tells of the making, and one prompt
+    # One event tells of the making, and one of each prompt.
+    assert [event.id for event in router.hear()] == [2, 3]
     assert len(router.index.hashes(0, DISK)) == 6
     cache.serve(prompt_of(2, 2))
     router.hear()
@@ -256,7 +256,8 @@ def test_each_group_tells_how_its_own_blocks_move(hybrid: Hybrid) -> None:
     assert sorted(there) == sorted((group, key, (DEVICE, HOST)) for group in (FULL, WINDOW) for key in chain)
     assert hybrid.serve(tokens) == 16
     # The window of 6 tokens needs the last two blocks.
-    back = [(FULL, key, (HOST, DEVICE)) for key in chain] + [(WINDOW, key, (HOST, DEVICE)) for key in chain[2:]]
+    needed = [(FULL, key) for key in chain] + [(WINDOW, key) for key in chain[2:]]
+    back = [(group, key, (HOST, DEVICE)) for group, key in needed]
     assert sorted(moves(router.hear())) == sorted(back)
     assert router.index.match_length(chain, tier=DEVICE) == 4
     assert router.index.match_length(chain[:2], tier=DEVICE) == 0

@@ -16,6 +16,7 @@ from pagekeeper.doctor import examine
 from pagekeeper.params import FullAttention
 from pagekeeper.transfers import Transfer, pending
 
+
 @pytest.fixture
 def native() -> Iterator[Hybrid]:
     cache = Hybrid()

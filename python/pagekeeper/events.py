@@ -12,9 +12,9 @@ Each group of layers is told of by itself, because groups lose blocks apart: a w
 passed, a group of states all but its snapshots. Groups have numbers, in the order of the cache's parameters,
 and their first events say of which kind they are.
 
-A block lies on tiers: the device (0), host memory (1), disk (2). It is told of by its nearest copy. `Stored` is for
-one that was nowhere, `Updated` for one whose nearest copy is on another tier from now on, `Removed` for one whose
-last copy is gone. Tiers of a connector in Python, or of others' stores, are not told of.
+A block lies on tiers: the device (0), host memory (1), disk (2). It is told of by its nearest copy. `Stored`
+is for one that was nowhere, `Updated` for one whose nearest copy is on another tier from now on, `Removed`
+for one whose last copy is gone. Tiers of a connector in Python, or of others' stores, are not told of.
 
 Blocks are named by the first 8 bytes of their hash, as a big-endian number. Salts and adapters are in the
 hash, so an index needs no namespaces; the salt itself is never told. Every manager has a stream of its own:
@@ -104,8 +104,8 @@ class Stored(_Event):
         first_block: number of the first block in its prefix, from 0.
         hashes: one a block.
         token_ids: int32 [blocks * page_size], token overrides applied; read-only. Not compared: equal hashes
-            stand for equal tokens. None of blocks that were on disk before the start and whose extra keys are too
-            long for it: [0].
+            stand for equal tokens. [0] of blocks that were on disk before the start and whose extra keys were
+            too long to be kept there.
         extra_keys: (place of the block in `hashes`, the bytes that are hashed with its tokens) of each block
             that multimodal items, prompt embeddings, ids or overrides beyond int32 of tokens touch.
         priority: retention priority, 0 (evicted first) to 100.
@@ -284,8 +284,8 @@ class BlockIndex:
         Args:
             hashes: the hashes of the prompt's blocks in order, as bytes from `hash_blocks` or as numbers,
                 made with the cache's `page_size`, `kv_hash_algo` and `hash_seed`: others match nothing.
-            tier: the farthest tier whose blocks count, 0 for the device alone; None for all. Any but None takes as
-                long as the index is large.
+            tier: the farthest tier whose blocks count, 0 for the device alone; None for all. With a tier it
+                takes longer the larger the index is.
 
         Raises:
             ValueError: bytes that are no hash.

@@ -258,9 +258,9 @@ class Session:
         answers: list[tuple[int, int | None]] = [(reuse.device_blocks, 0)]
         if not self.kv.metrics()["copies_in_flight"]:
             answers.append((reuse.reusable_blocks_all, None))
-        for blocks, tier in answers:
+        for blocks, farthest in answers:
             found = blocks * self.page_size
-            known = self.index.match_length(prefix, tier) * self.page_size
+            known = self.index.match_length(prefix, farthest) * self.page_size
             assert known == found or (known < found and self.needs_none(found))
 
     def needs_none(self, position: int) -> bool:

@@ -1,4 +1,4 @@
-"""A cache of two groups of layers with tiers beyond them, whose forwards check and write the bytes of pages."""
+"""A cache of two groups of layers with tiers beyond them; its forwards check and write the bytes of pages."""
 
 from __future__ import annotations
 
