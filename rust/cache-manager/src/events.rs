@@ -138,7 +138,7 @@ impl EventLog {
     #[inline]
     pub fn stored(&mut self, group: GroupId, stored: impl FnOnce() -> Stored) {
         if self.beyond.is_some() {
-            self.gain_on_device(group, stored());
+            self.gain_on_device(group, &stored());
         } else if self.is_on() {
             self.push(group, EventKind::Stored(stored()));
         }

@@ -294,16 +294,12 @@ impl Ledger {
         LoadJob { slot, blocks, copy }: LoadJob,
         begun: &mut Vec<BegunLoad>,
     ) -> Result<bool, LedgerError> {
-        match tier.load(&self.keys_of(slot, &blocks)?, &copy) {
-            Some(completion) => {
-                begun.push(BegunLoad { slot, copy, completion });
-                Ok(true)
-            }
-            None => {
-                self.end_copies(&[(copy.id.0, CopyEnd::Refused)])?;
-                Ok(false)
-            }
+        if let Some(completion) = tier.load(&self.keys_of(slot, &blocks)?, &copy) {
+            begun.push(BegunLoad { slot, copy, completion });
+            return Ok(true);
         }
+        self.end_copies(&[(copy.id.0, CopyEnd::Refused)])?;
+        Ok(false)
     }
 
     /// Begins to offload what was published since the last call.

@@ -192,7 +192,7 @@ impl EventLog {
     }
 
     /// A group has got blocks on the device: those that lie farther away too have come nearer.
-    pub(crate) fn gain_on_device(&mut self, group: GroupId, stored: Stored) {
+    pub(crate) fn gain_on_device(&mut self, group: GroupId, stored: &Stored) {
         self.heed();
         let mut new: Option<Stored> = None;
         for place in 0..stored.keys.len() {
@@ -247,7 +247,9 @@ impl EventLog {
     /// Likewise everything that a group has on a tier.
     pub(crate) fn lose_all(&mut self, group: GroupId, tier: Tier) {
         let keys = self.beyond.as_ref().map(|beyond| beyond.of_tier(group, tier)).unwrap_or_default();
-        keys.into_iter().for_each(|key| self.lose(group, key, tier));
+        for key in keys {
+            self.lose(group, key, tier);
+        }
     }
 
     fn expect(&mut self, group: GroupId, key: u64, tier: Tier) {
@@ -277,8 +279,9 @@ impl EventLog {
             (Some(_), None) => self.push_removed(group, key),
             // It was on its way when the device lost it.
             (None, Some(_)) => {
-                let stored = self.beyond.as_ref().and_then(|beyond| beyond.stored(group, key));
-                stored.into_iter().for_each(|stored| self.push(group, EventKind::Stored(stored)));
+                if let Some(stored) = self.beyond.as_ref().and_then(|beyond| beyond.stored(group, key)) {
+                    self.push(group, EventKind::Stored(stored));
+                }
             }
             _ => {}
         }
