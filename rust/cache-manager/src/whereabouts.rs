@@ -11,6 +11,7 @@ use block_pool::{GroupId, Priority};
 use radix_tree::NodeId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use tiered_connector::connector::TieredConnector;
 use tiered_connector::groups::TieredGroups;
 use tiered_connector::reports::{BELOW, HOST, Report, Reports, What};
 use tiered_connector::vault::Restored;
@@ -326,25 +327,23 @@ impl Ledger {
     /// Tells of blocks on these tiers, too, from now on, and of those that are there from the start. For a ledger that
     /// nothing was asked of yet.
     pub fn tell_of(&mut self, tiers: &TieredGroups) {
-        let reports = Arc::new(Reports::default());
+        let restored: Vec<Vec<Restored>> =
+            tiers.groups().iter().map(TieredConnector::take_restored).collect();
         if !self.events.is_on() {
             return;
         }
-        let (mut sizes, mut restored) = (Vec::new(), Vec::new());
-        for (group, tier) in self.config.group_ids().zip(tiers.groups()) {
-            let (of_group, blocks) = tier.report_to(&reports, group);
-            sizes.push(of_group);
-            restored.push(blocks);
-        }
+        let reports = Arc::new(Reports::default());
+        let groups = self.config.group_ids().zip(tiers.groups());
+        let sizes = groups.map(|(group, tier)| tier.report_to(&reports, group)).collect();
         let mut beyond = Whereabouts::new(reports, sizes);
         let parents = restored.iter().flatten().filter(|block| block.origin.position > 0);
         let parents: HashMap<u64, u64> = parents.map(|block| (block.key.hash, block.origin.parent)).collect();
         for (group, blocks) in self.config.group_ids().zip(&restored) {
-            let there: HashMap<u64, &Restored> = blocks.iter().map(|block| (block.key.hash, block)).collect();
+            let there: HashSet<u64> = blocks.iter().map(|block| block.key.hash).collect();
             for Restored { key, priority, origin } in blocks {
                 let mut above = std::iter::successors(parents.get(&key.hash), |above| parents.get(above));
                 let skips = self.config.kind(group).is_recurrent();
-                let parent = above.find(|above| !skips || there.contains_key(above)).copied();
+                let parent = above.find(|above| !skips || there.contains(above)).copied();
                 let known = Known { tiers: 1 << BELOW, coming: 0, priority: *priority, parent };
                 let content = content_of(&origin.content).unwrap_or_default();
                 beyond.enter(group, key.hash, known, || Block { groups: 0, first: origin.position, content });

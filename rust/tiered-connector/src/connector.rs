@@ -8,11 +8,11 @@ use crate::index::{IndexCounters, IndexFault, TierIndex};
 use crate::job::{Job, Offer, Origin, Outcome, TierKey};
 use crate::lanes::Lanes;
 use crate::mover::{Memory, Mover};
-use crate::reports::{BELOW, HOST, Reporter, Reports, What};
+use crate::reports::Reporter;
 use crate::shards::time_left;
 use crate::transfer::{Ended, Handoff};
-use crate::vault::{Restored, Vault, VaultCounters};
-use block_pool::{EvictionPolicy, GroupId, PageId, Step};
+use crate::vault::{Vault, VaultCounters};
+use block_pool::{EvictionPolicy, PageId, Step};
 use completion::{Completion, pending};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
+mod account;
 mod below;
 mod private;
 #[cfg(test)]
@@ -138,19 +139,6 @@ impl Inner {
 
     fn comes_from_below(&self, key: &TierKey) -> bool {
         self.below.as_ref().is_some_and(|below| below.finds(&self.index, key))
-    }
-
-    /// Tells `reporter` from now on, and whoever was told before that nothing can be had any more.
-    fn report_to(&mut self, reporter: Option<Reporter>) {
-        let below = self.below.iter_mut().map(|below| (&mut below.index, BELOW));
-        for (index, tier) in [(&mut self.index, HOST)].into_iter().chain(below) {
-            let of = |reporter: &Reporter| Reporter { tier, ..reporter.clone() };
-            if let Some(former) = &self.reporter {
-                of(former).tell(What::LostAll);
-            }
-            index.report_to(reporter.as_ref().map(of));
-        }
-        self.reporter = reporter;
     }
 }
 
@@ -412,27 +400,6 @@ impl TieredConnector {
                 below: inner.below.as_ref().map(Below::metrics),
             },
         )
-    }
-
-    /// Tells `reports` from now on which blocks come and go; `group` is whose tier this is. Gives how many blocks each
-    /// tier has room for, and those that are there from the start.
-    pub fn report_to(&self, reports: &Arc<Reports>, group: GroupId) -> (Vec<u32>, Vec<Restored>) {
-        let Ok(mut inner) = self.enter() else { return (Vec::new(), Vec::new()) };
-        inner.report_to(Some(Reporter { to: Arc::clone(reports), group, tier: HOST }));
-        let (mut sizes, mut restored) = (vec![inner.index.total()], Vec::new());
-        if let Some(below) = &inner.below {
-            sizes.push(below.index.total());
-            restored = below.vault.take_restored();
-            restored.retain(|block| below.index.contains(&block.key));
-        }
-        (sizes, restored)
-    }
-
-    /// Whether host and tier below have the block of each hash, as far as they have told.
-    pub fn has(&self, hashes: impl Iterator<Item = u64>) -> Vec<(bool, bool)> {
-        let Ok(inner) = self.lock() else { return Vec::new() };
-        let below = |hash| inner.below.as_ref().is_some_and(|below| below.index.has_hash(hash));
-        hashes.map(|hash| (inner.index.has_hash(hash), below(hash))).collect()
     }
 
     /// Bytes of host memory that hold no block and are not private, and in all.
