@@ -8,8 +8,9 @@ import weakref
 import pytest
 
 import pagekeeper as pk
-from model.engine import manager
+from model.engine import manager, store
 from model.host import HostCache, memory_of, prompt_of
+from pagekeeper.events import Updated
 
 
 def test_a_sleeping_cache_has_no_memory_and_wakes_up_empty() -> None:
@@ -103,13 +104,23 @@ def test_a_sleeping_cache_says_so() -> None:
     assert cache.holds(ctx)
 
 
-def test_one_event_tells_of_a_sleep() -> None:
+def test_a_sleep_tells_what_host_memory_has_alone_now() -> None:
     cache = HostCache(event_buffer_max_size=100)
-    cache.kv.release(cache.computed(prompt_of(1, 5)))
+    cache.serve(prompt_of(1, 5))
     cache.kv.get_latest_events()
     cache.kv.sleep()
     cache.kv.wake(buffers=[cache.memory])
-    assert [type(event).__name__ for event in cache.kv.get_latest_events()] == ["Cleared"]
+    events = cache.kv.get_latest_events()
+    assert [event.tier for event in events if isinstance(event, Updated)] == [(0, 1)] * 5
+    assert len(events) == 5
+
+
+def test_one_event_tells_of_a_sleep_without_tiers() -> None:
+    kv = manager(event_buffer_max_size=100)
+    store(kv, range(20))
+    kv.get_latest_events()
+    kv.sleep()
+    assert [type(event).__name__ for event in kv.get_latest_events()] == ["Cleared"]
 
 
 def test_a_cache_without_a_pool_only_forgets() -> None:

@@ -125,7 +125,7 @@ class Session:
             "on_duplicate": choose(["adopt", "private"]),
             "enable_partial_reuse": choose([True, True, True, False]),
             "copy_on_partial_reuse": choose([True, True, True, False]),
-            "event_buffer_max_size": choose([0, 2, 1000]),
+            "event_buffer_max_size": choose([2, 1000, 1000] if tiers else [0, 2, 1000]),
         }
         self.hears = behaviour["event_buffer_max_size"] > 0
         self.index = BlockIndex()
