@@ -102,9 +102,9 @@ def test_the_least_recently_used_blocks_leave_the_tier_the_tail_first() -> None:
 
 
 @pytest.mark.parametrize("policy", list(EvictionPolicy))
-@pytest.mark.parametrize("priority", ["medium", 0])
+@pytest.mark.parametrize("priority", [35, 0])
 def test_case_77_a_block_that_the_tier_has_does_not_give_way_to_the_others_of_its_prompt(
-    priority: str | int, policy: EvictionPolicy
+    priority: int, policy: EvictionPolicy
 ) -> None:
     cache = HostCache(pages=16, units=4, eviction_policy=policy)
     prompt, others = prompt_of(1, 4), [prompt_of(2, 1), prompt_of(3, 1)]
