@@ -20,6 +20,18 @@ def test_the_tier_hears_which_prefix_was_used_on_the_device() -> None:
     assert [[key.hash for key in keys] for keys in cache.tier.touched] == [pk.hash_blocks(PROMPT, 4)]
 
 
+@pytest.mark.parametrize("loads", ["late", "now", "refuse"])
+def test_the_tier_hears_of_a_prefix_from_its_first_block_on_when_it_is_asked_for_the_rest(loads: str) -> None:
+    cache = in_tier()
+    cache.tier.loads = "refuse"
+    cache.serve(PROMPT[:5])  # the first block is on the device again
+    cache.tier.loads = loads
+    cache.tier.touched.clear()
+    cache.kv.alloc(claimed(cache.kv, PROMPT))
+    heard = [[key.hash for key in keys] for keys in cache.tier.touched]
+    assert heard == [pk.hash_blocks(PROMPT, 4)]
+
+
 def test_the_tier_gets_the_requests_hint() -> None:
     cache = Cache()
     ctx = claimed(cache.kv, PROMPT, dkv_cache_hint="peer 7")

@@ -209,6 +209,18 @@ def test_device_hits_come_first_and_the_tier_serves_what_follows() -> None:
     cache.run(ctx)
 
 
+def test_what_the_device_has_further_than_the_tier_is_not_loaded() -> None:
+    cache = Cache()
+    cache.serve(PROMPT)
+    first = pk.hash_blocks(PROMPT, 4)[0]
+    cache.tier.kept = {key: value for key, value in cache.tier.kept.items() if key.hash == first}
+    cache.tier.copies.clear()
+    ctx = claimed(cache.kv, PROMPT)
+    assert cache.kv.alloc(ctx).is_complete()
+    assert (ctx.cached_prefix_length, ctx.processed_length, cache.tier.copies) == (12, 12, [])
+    cache.forward(ctx)
+
+
 def test_a_hole_in_the_tier_ends_the_load() -> None:
     cache = in_tier()
     second = pk.hash_blocks(PROMPT, 4)[1]
@@ -356,6 +368,12 @@ def test_pages_of_an_offload_are_nobody_elses_until_it_has_ended() -> None:
         cache.kv.alloc(ctx)
     assert cache.kv.poll_transfers() == []
     cache.run(ctx)
+
+
+def test_a_prompt_shorter_than_a_block_has_nothing_to_offload_and_its_page_is_free_at_once() -> None:
+    cache = Cache(offloads="late")
+    cache.serve(PROMPT[:3])
+    assert (cache.tier.copies, cache.kv.metrics()["copies_in_flight"], free(cache.kv)) == ([], 0, 8)
 
 
 @pytest.mark.parametrize(

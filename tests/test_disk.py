@@ -217,6 +217,21 @@ def test_the_oldest_blocks_leave_a_full_store_and_its_files_do_not_grow(tmp_path
     assert found(cache, prompt_of(1, 3)) == (0, 0, 0)
 
 
+def test_case_77_a_block_on_disk_does_not_give_way_to_the_others_of_its_prompt(tmp_path: Path) -> None:
+    cache = opened(tmp_path, units=64, slots=8)
+    prompt = prompt_of(1, 4)
+    cache.serve(prompt[:5])
+    for number in range(2, disk(cache, "units") + 1):
+        assert cache.kv.flush()
+        cache.serve(prompt_of(number, 1))
+    assert cache.kv.flush()
+    cache.kv.truncate_prefix([])
+    cache.serve(prompt, no_read=True)  # three blocks are new, and the first is the oldest on disk
+    cache = reopened(cache, tmp_path, units=64, slots=8)
+    assert found(cache, prompt) == (0, 0, 4)
+    assert [found(cache, prompt_of(number, 1)) for number in (2, 3, 4, 5)] == [(0, 0, 0)] * 3 + [(0, 0, 1)]
+
+
 def test_what_is_used_is_what_the_files_hold_after_each_block_that_comes_or_goes(tmp_path: Path) -> None:
     cache = opened(tmp_path, slots=4)
     slots = disk(cache, "units")

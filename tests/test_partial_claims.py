@@ -121,6 +121,21 @@ def test_a_copy_holds_what_the_block_holds_and_leaves_it_alone() -> None:
     assert hit(kv, PROMPT) == 12
 
 
+@pytest.mark.parametrize("dtype", list(pk.DType))
+def test_a_copy_has_every_byte_of_the_page_whatever_their_type(dtype: pk.DType) -> None:
+    kv = manager(allocate_pools=True, dtype=dtype)
+    store(kv, PROMPT[:12])
+    pages = kv.pages_view()
+    bytes_of_page = (torch.arange(pages.shape[1]) % 251 + 1).to(torch.uint8)
+    pages[3] = bytes_of_page
+    (ctx,) = begun(kv, [*PROMPT[:11], 90])
+    kv.runtime_inputs([[ctx]])
+    copy = row(kv, ctx)[2]
+    assert copy not in (0, 3)
+    assert torch.equal(pages[copy], bytes_of_page)
+    assert torch.equal(pages[3], bytes_of_page)
+
+
 def test_a_block_in_use_is_copied_and_both_go_on_by_themselves() -> None:
     kv = manager()
     holder = prefilled(kv, PROMPT[:12])
@@ -313,6 +328,18 @@ def test_two_that_share_a_tail_fit_where_there_is_a_page_for_each() -> None:
     store(kv, PROMPT[:10])
     begun(kv, [*PROMPT[:10], 90], [*PROMPT[:10], 91])
     assert free(kv) == 0
+
+
+@pytest.mark.parametrize(("pages", "found"), [(5, 10), (4, 8)])
+def test_two_copy_a_block_that_others_follow_where_there_is_room_for_it_beside_the_copies(
+    pages: int, found: int
+) -> None:
+    kv = manager(pages=pages)
+    store(kv, PROMPT[:16])
+    batch = begun(kv, [*PROMPT[:10], 90], [*PROMPT[:10], 91])
+    assert [ctx.cached_prefix_length for ctx in batch] == [found] * 2
+    kv.take_page_copies()
+    assert free(kv) == pages - 4  # two blocks of both, and a block of each
 
 
 @pytest.mark.parametrize("pages", [4, 5])

@@ -108,6 +108,22 @@ def test_a_batch_within_its_budget_stays_as_it_is() -> None:
     assert chunks(batch) == [10, 10]
 
 
+@pytest.mark.parametrize(("budget", "warned"), [(6, False), (5, True)])
+def test_a_batch_without_prompts_stays_as_it_is(
+    budget: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kv = manager(pages=40)
+    first, second = (prefilled(kv, range(start, start + 3), num_draft_tokens=2) for start in (0, 50))
+    for ctx in (first, second):
+        ctx.update(1)
+    kv.alloc([first, second])
+    before = kv.fingerprint()
+    with caplog.at_level(logging.WARNING, "pagekeeper"):
+        batch = Batch([], [Request(first), Request(second)])
+        assert pk.KVCacheResourceManager(kv).fit_token_budget(batch, budget) == 6
+    assert (bool(caplog.records), kv.fingerprint()) == (warned, before)
+
+
 def test_chunks_at_the_end_of_the_batch_are_cut_at_a_block_first() -> None:
     kv = manager(pages=40)
     batch = prompts(kv, 14, 14)

@@ -8,6 +8,8 @@ import pytest
 
 import pagekeeper as pk
 from model.engine import claimed, compute, free, manager, prefilled, store
+from model.grouped import grouped
+from pagekeeper.params import FullAttention, Recurrent
 
 PROMPT = list(range(100, 200))
 
@@ -227,6 +229,11 @@ def test_windows_shorter_than_a_sequence_have_no_budget() -> None:
     short, long = hybrid(max_seq_len=9), hybrid(max_seq_len=8)
     assert short.get_request_kv_block_budget(claimed(short, PROMPT[:5])) is None
     assert long.get_request_kv_block_budget(claimed(long, PROMPT[:5])) == (2, 100)
+
+
+def test_a_cache_with_states_has_no_budget() -> None:
+    kv = grouped({"full": FullAttention(), "states": Recurrent(8)}, max_seq_len=64)
+    assert kv.get_request_kv_block_budget(claimed(kv, PROMPT[:5], max_new_tokens=4)) is None
 
 
 # Passes.

@@ -246,6 +246,15 @@ def test_a_snapshot_serves_with_all_blocks_before_it_and_no_other_way(
     assert [hit(kv, range(length)) for length in (9, 17)] == found
 
 
+@pytest.mark.parametrize(("kinds", "found"), [({"full": FullAttention()}, 26), ({"states": EVERY_8}, 24)])
+def test_no_part_of_a_block_serves_where_a_group_keeps_states(kinds: dict[str, Any], found: int) -> None:
+    kv = grouped({"full": FullAttention()} | kinds, 40, enable_partial_reuse=True)
+    stored(kv, 30, 8, 8, 8, 6)
+    ctx = claimed(kv, [*range(26), 90, 91])
+    kv.alloc(ctx)
+    assert ctx.cached_prefix_length == found
+
+
 @pytest.mark.parametrize(("gone", "found"), [(3, 0), (2, 1056), (1, 1056)])
 def test_case_58_of_snapshots_that_lie_behind_the_common_prefix_none_is_found(gone: int, found: int) -> None:
     kv = manager(Recurrent(528, save_last_snapshot=False), {"full": 400, "states": 5}, page_size=16)

@@ -16,6 +16,9 @@ import pytest
 
 from model.host import BYTES, PAGE_SIZE, HostCache, prompt_of
 from pagekeeper import (
+    BlockCount,
+    ByteCount,
+    EvictionPolicy,
     MHAKVCacheParams,
     PagedKVCacheManager,
     RetentionConfig,
@@ -38,6 +41,14 @@ def test_what_left_the_device_comes_back_from_host_memory() -> None:
     assert counted["connector_host_stored_blocks"] == 12
     assert cache.kv.host_byte_count().used == 12 * BYTES
     assert cache.kv.host_byte_count().total == 32 * BYTES
+
+
+def test_what_is_planned_takes_pages_and_no_units() -> None:
+    cache = HostCache(pages=8, units=32)
+    all_units = ByteCount(32 * BYTES, 32 * BYTES)
+    assert (cache.kv.block_count(), cache.kv.host_byte_count()) == (BlockCount(8, 8), all_units)
+    cache.kv.alloc(cache.claimed(prompt_of(1, 2)))
+    assert (cache.kv.block_count(), cache.kv.host_byte_count()) == (BlockCount(5, 8), all_units)
 
 
 def test_a_block_on_the_device_is_not_loaded() -> None:
@@ -90,6 +101,39 @@ def test_the_least_recently_used_blocks_leave_the_tier_the_tail_first() -> None:
     assert cache.serve(first) == 8, "two blocks of its tail made room for the second prompt"
 
 
+@pytest.mark.parametrize("policy", list(EvictionPolicy))
+@pytest.mark.parametrize("priority", [35, 0])
+def test_case_77_a_block_that_the_tier_has_does_not_give_way_to_the_others_of_its_prompt(
+    priority: int, policy: EvictionPolicy
+) -> None:
+    cache = HostCache(pages=16, units=4, eviction_policy=policy)
+    prompt, others = prompt_of(1, 4), [prompt_of(2, 1), prompt_of(3, 1)]
+    cache.serve(prompt[:5], retention=RetentionConfig([TokenRangeRetention(0, 4, priority=priority)]))
+    for other in others:
+        cache.serve(other)
+    cache.kv.truncate_prefix([])
+    cache.serve(prompt, no_read=True)  # four blocks are offered, and the first is the oldest in the tier
+    cache.kv.truncate_prefix([])
+    there = [cache.kv.analyze_prefix_reuse(tokens).host_blocks for tokens in (prompt, *others)]
+    assert (there, cache.counted("evicted_blocks")) == ([4, 0, 0], 2)
+
+
+def test_a_block_in_the_middle_of_a_prompt_outlives_the_others_in_the_tier_by_its_own_priority() -> None:
+    cache = HostCache(pages=16, units=4)
+    middle = RetentionConfig([TokenRangeRetention(4, 8, priority=75)])
+    cache.serve(prompt_of(1, 3), retention=middle)
+    cache.serve(prompt_of(2, 4))
+    # A free unit, and those of the first prompt's last and first block; for the fourth block there is none.
+    assert [cache.counted(name) for name in ("evicted_blocks", "dropped_no_unit")] == [2, 1]
+    cache.kv.truncate_prefix([])
+    assert cache.kv.analyze_prefix_reuse(prompt_of(1, 3)).host_blocks == 0
+    ctx = cache.computed(prompt_of(1, 3), chunk=4)
+    reuse = cache.kv.analyze_prefix_reuse(prompt_of(1, 3))
+    assert (reuse.device_blocks, reuse.host_blocks) == (1, 1)
+    cache.run(ctx)
+    assert ctx.cached_prefix_length == 4
+
+
 def test_under_selective_a_block_goes_at_the_hit_that_is_asked_for() -> None:
     cache = HostCache(pages=16, units=32, write_policy="selective", selective_min_hits=2)
     prompt = prompt_of(1, 4)
@@ -135,6 +179,31 @@ def test_under_on_evict_blocks_of_a_low_priority_are_dropped() -> None:
     for number in range(1, 20):
         cache.serve(prompt_of(number, 1))
     assert cache.counted("stored_blocks") == 0
+
+
+def test_under_on_evict_the_default_priority_is_enough_and_one_less_is_not() -> None:
+    cache = HostCache(pages=32, units=128, write_policy="on_evict")
+    for number in range(100):
+        kept = RetentionConfig([TokenRangeRetention(0, 4, priority=34 + number % 2)])
+        cache.serve(prompt_of(number, 1), retention=kept)
+    found = [cache.kv.analyze_prefix_reuse(prompt_of(number, 1)) for number in range(100)]
+    assert [summary.host_blocks for summary in found[::2]] == [0] * 50
+    assert [summary.reusable_blocks_all for summary in found[1::2]] == [1] * 50
+    assert sum(summary.device_blocks for summary in found[1::2]) < 32 < cache.kv.metrics()["evictions"]
+
+
+def test_under_on_evict_blocks_below_one_that_was_dropped_come_back_once_it_is_computed_again() -> None:
+    cache = HostCache(pages=16, units=64, write_policy="on_evict")
+    prompt = prompt_of(1, 3)
+    cache.serve(prompt, retention=RetentionConfig([TokenRangeRetention(0, 4, priority="low")]))
+    for number in range(2, 30):
+        cache.serve([number])
+        cache.serve(prompt_of(number, 1))
+    assert cache.kv.analyze_prefix_reuse(prompt).reusable_blocks_all == 0
+    cache.memory[:] = 0
+    ctx = cache.computed(prompt, chunk=4)
+    cache.run(ctx)
+    assert ctx.cached_prefix_length == 8
 
 
 def test_every_metric_is_documented_and_memory_of_this_process_is_never_lost() -> None:

@@ -86,7 +86,7 @@ class KVConnector(Protocol):
         ...
 
     def touch(self, block_hashes: BlockHashes, replica_idx: int = 0) -> None:
-        """These blocks, from the first of their prefix on, were used on the device: they count as used.
+        """These blocks, from the first of their prefix on, count as used: they are on the device or wanted.
 
         Of several groups each gets the whole prefix, also blocks that it does not keep.
         """

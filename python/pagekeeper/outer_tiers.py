@@ -98,6 +98,7 @@ class OuterTiers:
                 return transfers
             jobs = core.alloc_with_blocks(batch, num_tokens, there, not plan)
         place = {slot: position for position, slot in enumerate(slots)}
+        used = [0 if one is None else one[1] for one in wanted]
         ended: list[int] = []
         try:
             for slot, copy, blocks, pages in jobs:
@@ -105,6 +106,7 @@ class OuterTiers:
                 self._wait_for(copy, slot)
                 lists = [_keys([keys[block] for block in of_group]) for of_group in blocks]
                 transfer = self._load(copy, pages, lists, hint)
+                used[place[slot]] = max([used[place[slot]], *(block + 1 for of in blocks for block in of)])
                 if transfer is None:
                     del self._loads[copy]
                     ended.append(slot)
@@ -117,9 +119,9 @@ class OuterTiers:
         if ended and plan:
             bounds = _bounds_of(num_tokens, [place[slot] for slot in ended])
             core.alloc(np.array(ended, np.int32), bounds)
-        for one in wanted:
-            if one is not None and one[1]:
-                self._touch(one[0][: one[1]])
+        for one, end in zip(wanted, used, strict=True):
+            if one is not None and end:
+                self._touch(one[0][:end])
         self.offload()
         return transfers
 

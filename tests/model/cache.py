@@ -5,6 +5,7 @@ It knows neither tokens nor hashes: the caller numbers the full blocks, one numb
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -49,6 +50,18 @@ class Order(Generic[T]):
         """Takes a block out: somebody uses it."""
         if self.once.pop(block, None) is None:
             del self.again[block]
+
+    @contextmanager
+    def kept(self, blocks: Sequence[T]) -> Iterator[int]:
+        """None of these goes meanwhile; gives how many they are. Afterwards they are where they were."""
+        queues = (self.once, self.again)
+        held = [{block: queue.pop(block) for block in blocks if block in queue} for queue in queues]
+        yield sum(map(len, held))
+        for queue, places in zip(queues, held, strict=True):
+            if places:
+                in_order = sorted([*queue.items(), *places.items()], key=lambda place: place[1])
+                queue.clear()
+                queue.update(in_order)
 
     def pop(self) -> T:
         """Takes out the block that goes next."""

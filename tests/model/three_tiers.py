@@ -79,21 +79,23 @@ class Host:
         return sum(map(len, found))
 
     def store(self, names: Sequence[int]) -> None:
-        """Keeps what is not here yet, as far as there are units for it."""
-        read = {name for run in self.read for name in run}
-        new = list[int]()
-        for name in names:
-            if name in self.blocks or name in read:
-                continue
-            if not self.make_room():
-                break
-            new.append(name)
-            self.written.append(name)
-        self.disk.write(new)
+        """Keeps what is not here yet, as far as there are units for it beside what is."""
+        here = {name for run in self.read for name in run}
+        here.update(name for name in names if name in self.blocks)
+        with self.blocks.kept(names) as kept, self.disk.blocks.kept(names):
+            new = list[int]()
+            for name in names:
+                if name in here:
+                    continue
+                if not self.make_room(beside=kept):
+                    break
+                new.append(name)
+                self.written.append(name)
+            self.disk.write(new)
 
-    def make_room(self) -> bool:
-        """Whether there is a unit, perhaps after an eviction."""
-        if len(self.blocks) + sum(map(len, self.read)) + len(self.written) < self.units:
+    def make_room(self, beside: int = 0) -> bool:
+        """Whether there is a unit beside so many that stay, perhaps after an eviction."""
+        if beside + len(self.blocks) + sum(map(len, self.read)) + len(self.written) < self.units:
             return True
         if self.blocks:
             self.blocks.pop()

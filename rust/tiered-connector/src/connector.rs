@@ -317,18 +317,22 @@ impl TieredConnector {
             return Ok(Offered::Dropped);
         }
         let Inner { index, below, copying, .. } = &mut *inner;
+        let known_below = below.as_mut().map(|below| below.hold_known(index, blocks));
+        let known = index.hold_known(blocks);
         let parts = blocks.chunks(self.blocks_a_job);
         let jobs: Vec<Job> = parts.filter_map(|part| index.store(part, after)).collect();
         copying.extend(tag);
         let (mut tasks, completion) = self.handoff.transfer(jobs, tag);
-        if let Some(below) = below {
+        if let Some((below, known)) = below.as_mut().zip(known_below) {
             let mut offered = blocks.iter().enumerate();
             let mut origin = |page| {
                 let place = offered.find(|(_, offer)| offer.page == page); // both are in order
                 place.map(|(place, _)| origin(place)).unwrap_or_default()
             };
             tasks = tasks.into_iter().map(|task| below.behind(index, task, &mut origin)).collect();
+            below.index.apply(known, &Outcome::Done);
         }
+        index.apply(known, &Outcome::Done);
         self.mover.submit(tasks);
         Ok(Offered::Storing(completion))
     }

@@ -5,7 +5,7 @@
 
 use super::BelowMetrics;
 use crate::index::TierIndex;
-use crate::job::{Job, JobId, Origin, Outcome, TierKey, UnitId};
+use crate::job::{Job, JobId, Offer, Origin, Outcome, TierKey, UnitId};
 use crate::mover::{Mover, Task};
 use crate::vault::{Move, Unmoved, Vault};
 use block_pool::{PageId, Priority, Step};
@@ -244,6 +244,15 @@ impl Below {
         self.index.refresh(self.touched.drain(..)); // after that: what has come may be among it
     }
 
+    /// Keeps the blocks of these that are here until the job has ended, before some are written.
+    pub(super) fn hold_known(&mut self, host: &mut TierIndex, offers: &[Offer]) -> JobId {
+        if self.writing + offers.len() > self.most_writing {
+            self.settle(host);
+        }
+        self.index.refresh(self.touched.drain(..)); // before any of them gives way
+        self.index.hold_known(offers)
+    }
+
     /// Plans to write the blocks, too, that `task` brings to the host. Gives a task that does both. `origin` tells of a
     /// page where its block comes from.
     pub(super) fn behind(
@@ -253,12 +262,8 @@ impl Below {
         mut origin: impl FnMut(PageId) -> Origin,
     ) -> Arc<dyn Task> {
         let Job { units, pages, .. } = task.job();
-        if self.writing + units.len() > self.most_writing {
-            self.settle(host);
-        }
         let (units, rest) = units.split_at(units.len().min(self.most_writing - self.writing));
         self.dropped_busy += rest.len() as u64;
-        self.index.refresh(self.touched.drain(..)); // before any of them gives way
         let page_of: HashMap<UnitId, PageId> = units.iter().copied().zip(pages.iter().copied()).collect();
         let mut writes = Vec::new();
         for part in host.offers(units).chunks(self.blocks_a_move) {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::copy::{CpuEngine, Piece, Region};
 use crate::host::Arena;
+use block_pool::Priority;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -215,4 +216,35 @@ fn after_a_shutdown_private_copies_are_cancelled_and_no_unit_is_had() {
     assert_eq!(stored.outcome(), Some(completion::Outcome::Cancelled));
     assert_eq!(scene.connector.take_finished(), [(5, Outcome::Cancelled)]);
     scene.connector.verify().unwrap();
+}
+
+#[test]
+fn what_is_here_of_an_offer_does_not_give_way_to_the_rest() {
+    for policy in [EvictionPolicy::PriorityLru, EvictionPolicy::PrioritySlru] {
+        for priority in [Priority::DEFAULT, Priority::LOWEST] {
+            let scene = Scene::with_policy(4, 4, policy);
+            let first = Offer { key: key(2), page: PageId(1), priority };
+            let Offered::Storing(stored) = scene.connector.offload(&[first], Step(0), None).unwrap() else {
+                panic!("there are units")
+            };
+            stored.wait(WAIT);
+            scene.store(&[1]);
+            scene.store(&[6]);
+            scene.store(&[2, 3, 4, 5]);
+            scene.connector.verify().unwrap();
+            assert_eq!(scene.has(&[1, 2, 3, 4, 5, 6]), [false, true, true, true, true, false]);
+            assert_eq!(scene.connector.metrics().index.evicted, 2);
+        }
+    }
+}
+
+#[test]
+fn an_offer_of_what_is_here_is_no_use_of_it() {
+    let scene = Scene::new(4, 3);
+    for numbers in [[1], [2], [3], [1]] {
+        scene.store(&numbers);
+    }
+    scene.store(&[4]);
+    scene.connector.verify().unwrap();
+    assert_eq!(scene.has(&[1, 2, 3, 4]), [false, true, true, true], "the oldest is the oldest still");
 }

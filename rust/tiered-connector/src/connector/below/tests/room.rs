@@ -121,3 +121,16 @@ fn what_the_host_alone_has_is_no_reason_not_to_write_what_follows_it() {
     assert_eq!(loaded.wait(WAIT), Some(End::Done));
     assert!((5..9).all(|page| scene.is(page, 10)) && scene.is(9, 30) && scene.is(10, 30));
 }
+
+#[test]
+fn what_is_below_of_an_offer_does_not_give_way_to_the_rest() {
+    let (scene, vault) = scene(8, 4);
+    for numbers in [&[2][..], &[1], &[6], &[2, 3, 4, 5]] {
+        scene.store(numbers);
+        scene.connector.verify().unwrap();
+        vault.end_all();
+    }
+    assert_eq!(below(&scene.connector).index.evicted, 2);
+    host_forgets(&scene);
+    assert_eq!([1, 2, 3, 4, 5, 6].map(|number| leading(&scene, &[number]).1), [0, 1, 1, 1, 1, 0]);
+}
