@@ -81,29 +81,40 @@ class Request:
         self.lost, self.prompt = len(self.out), self.known  # all that is known is computed again
 
 
-def serve(kv: pk.PagedKVCacheManager, draw: random.Random, alive: list[Request], *, may_wait: bool) -> None:
+def serve(
+    kv: pk.PagedKVCacheManager,
+    draw: random.Random,
+    alive: list[Request],
+    *,
+    may_wait: bool,
+    preemptions: int = 0,
+) -> None:
     """Serves requests that are there all at once, until all have all their tokens.
 
-    Nobody is released before, unless they may wait: then one goes when another finds no room.
+    Nobody is released before, unless they may wait: then one goes when another finds no room. So many are
+    preempted on the way, whether there is room or not.
     """
     for one in alive:
         kv.claim(one.ctx)
     gone: list[Request] = []
     while busy := [one for one in alive if one not in gone and (one.out or one.can_plan)]:
         one = draw.choice(busy)
-        if one.out and (not one.can_plan or draw.random() < 0.5):
+        if preemptions and draw.random() < 0.1:
+            preemptions -= 1
+            one.preempt()
+        elif one.out and (not one.can_plan or draw.random() < 0.5):
             one.step()
-            continue
-        try:
-            one.plan()
-        except pk.InsufficientBlocksError:
-            assert may_wait
-            done = [other for other in alive if other not in busy and other not in gone]
-            if done:
-                kv.release(done[0].ctx)
-                gone.append(done[0])
-            else:
-                one.preempt()
+        else:
+            try:
+                one.plan()
+            except pk.InsufficientBlocksError:
+                assert may_wait
+                done = [other for other in alive if other not in busy and other not in gone]
+                if done:
+                    kv.release(done[0].ctx)
+                    gone.append(done[0])
+                else:
+                    one.preempt()
     kv.verify()
     kv.release([one.ctx for one in alive if one not in gone])
 
@@ -189,3 +200,19 @@ def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
             pk.load_kv_manager(params, batch, longest + 1, None, memory, allocate_pools=False, **given)
         assert refused.value.max_seq_len_that_fits == longest
         assert refused.value.needed > refused.value.available == memory
+
+
+@pytest.mark.parametrize("case", range(30))
+def test_requests_that_are_preempted_with_steps_out_are_served_to_their_ends(
+    case: int, first_seed: int
+) -> None:
+    draw = random.Random(first_seed + case)
+    params = parameters(draw)
+    groups = set(params) if isinstance(params, MultiKVCacheParams) else set()
+    drafts, encoder_length = 0 if "states" in groups else 2, 25 if "cross" in groups else None
+    kv = pk.load_kv_manager(
+        params, 3, LONGEST, None, 2**23, encoder_length=encoder_length, allocate_pools=False
+    )
+    alive = [Request(kv, draw, draw.randint(20, LONGEST), drafts, encoder_length) for _ in range(3)]
+    serve(kv, draw, alive, may_wait=False, preemptions=8)
+    assert [one.known for one in alive] == [len(one.ctx) for one in alive] == [one.tokens for one in alive]
