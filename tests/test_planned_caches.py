@@ -224,3 +224,29 @@ def test_where_groups_share_a_slab_what_comes_and_goes_leaves_room_for_as_many_a
         if alive and draw.random() < 0.01:
             draw.choice(alive).preempt()
     kv.verify()
+
+
+@pytest.mark.parametrize("case", range(30))
+def test_requests_that_are_preempted_with_steps_out_are_served_to_their_ends(
+    case: int, first_seed: int
+) -> None:
+    draw = random.Random(first_seed + case)
+    params = parameters(draw)
+    groups = set(params) if isinstance(params, MultiKVCacheParams) else set()
+    drafts, encoder_length = 0 if "states" in groups else 2, 25 if "cross" in groups else None
+    kv = pk.load_kv_manager(
+        params, 3, LONGEST, None, 2**23, encoder_length=encoder_length, allocate_pools=False
+    )
+    alive = [Request(kv, draw, draw.randint(20, LONGEST), drafts, encoder_length) for _ in range(3)]
+    for one in alive:
+        kv.claim(one.ctx)
+    preemptions = 8
+    while busy := [one for one in alive if one.out or one.can_plan]:
+        one = draw.choice(busy)
+        if preemptions and draw.random() < 0.1:
+            preemptions -= 1
+            one.preempt()
+        else:
+            go_on(one)
+    kv.verify()
+    assert [one.known for one in alive] == [len(one.ctx) for one in alive] == [one.tokens for one in alive]

@@ -135,11 +135,11 @@ class Groups:
             tuple(whole_number(total_num_pages[name], f"total_num_pages[{name!r}]") for name in self.names)
         )
 
-    def pages_of_each(self, given: Mapping[str, int] | None, name: str) -> list[int]:
+    def pages_of_each(self, given: object, name: str) -> list[int]:
         """Pages of each group, in their order; none where none are given.
 
         Args:
-            given: pages by the groups' names.
+            given: a mapping of the groups' names to pages, or None.
             name: what they are called, for errors.
 
         Raises:

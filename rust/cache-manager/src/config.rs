@@ -4,7 +4,7 @@ use crate::drafts::slack;
 use crate::groups::{Group, GroupKind};
 use crate::write_policy::WritePolicy;
 use block_hash::Algo;
-use block_pool::{EvictionPolicy, GroupId, Member, Pool, Pools, Priority, ShapeError, SlabShape};
+use block_pool::{EvictionPolicy, GroupId, Member, Pool, Pools, Priority, Room, ShapeError, SlabShape};
 use smallvec::SmallVec;
 
 /// What happens when a sequence publishes a block that another sequence published before.
@@ -130,6 +130,28 @@ impl LedgerConfig {
         asked.map_or(room, |blocks| blocks.min(room))
     }
 
+    /// Most blocks of a request that is alone and plain, where groups share a slab of this `capacity`: each group then has
+    /// what it needs while two tokens are computed.
+    pub(crate) fn most_blocks_alone(&self, capacity: &Room) -> u32 {
+        let page_size = self.page_size;
+        most_that_fit(self.max_blocks_per_request(0), |blocks| {
+            let tokens = blocks.saturating_mul(page_size);
+            let held = |group: &Group| match group.kind {
+                GroupKind::Full => blocks,
+                GroupKind::Recurrent(snapshots) if snapshots.any() => 3,
+                GroupKind::Recurrent(_) | GroupKind::Scratch | GroupKind::Cross => 1,
+                kind @ (GroupKind::Window { .. } | GroupKind::Chunked { .. }) => {
+                    let mut most = 0;
+                    kind.fullest(0, tokens - 1, page_size, |start| {
+                        most = most.max(kind.held(start, tokens.min(start + 2), page_size));
+                    });
+                    most
+                }
+            };
+            capacity.can_satisfy(&self.groups.iter().map(held).collect::<SmallVec<[u32; 4]>>())
+        })
+    }
+
     /// Whether the groups' pages can be numbered.
     ///
     /// # Errors
@@ -209,6 +231,16 @@ impl LedgerConfig {
             kinds().position(|kind| !kind.forgets()).or_else(|| kinds().position(|kind| !kind.lasts()));
         GroupId(lead.unwrap_or(0) as u8)
     }
+}
+
+/// The largest number up to `most` that fits, if all smaller ones fit; 0 if none does.
+pub(crate) fn most_that_fit(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut fit, mut do_not) = (0, most.saturating_add(1));
+    while fit + 1 < do_not {
+        let middle = fit.midpoint(do_not);
+        *(if fits(middle) { &mut fit } else { &mut do_not }) = middle;
+    }
+    fit
 }
 
 /// The least common multiple of two numbers; 0 if one of them is 0 or it is over a u32.

@@ -34,6 +34,8 @@ pub struct Ledger {
     pub(crate) taken: Vec<Taken>,
     /// Pages of each group that there is to be room for: those that the call under way still takes, and more.
     pub(crate) left: SmallVec<[u32; 4]>,
+    /// Most blocks of a request that is alone, where groups share a slab.
+    pub(crate) most_blocks_alone: u32,
     pub(crate) copies: Copies,
     pub(crate) pins: Pins,
     /// Offloads that nobody has taken yet.
@@ -86,6 +88,7 @@ impl Ledger {
         }
         let pools = config.pools().expect("page ids fit an int32");
         config.expected.requests = config.expected.that_fit(&pools.capacity());
+        let most_blocks_alone = config.most_blocks_alone(&pools.capacity());
         let pages: usize = pools.groups().map(|group| pools[group].total() as usize).sum();
         let blocks = if config.prefix_caching { pages } else { 0 };
         Ledger {
@@ -95,6 +98,7 @@ impl Ledger {
             slots: Slots::default(),
             taken: Vec::new(),
             left: SmallVec::new(),
+            most_blocks_alone,
             copies: Copies::default(),
             pins: Pins::default(),
             offloads: Vec::new(),

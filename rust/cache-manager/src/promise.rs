@@ -11,7 +11,7 @@
 //! have to wait or to be preempted, wherever pages lie. Then it is kept for those that are there, or that hold something
 //! already; and if these are too many, pages and hits are taken as they come.
 
-use crate::config::Expected;
+use crate::config::{Expected, most_that_fit};
 use crate::error::LedgerError;
 use crate::groups::GroupKind;
 use crate::hits::Hit;
@@ -29,16 +29,10 @@ use smallvec::{SmallVec, smallvec};
 impl Expected {
     /// How many have room in a pool with nothing in use.
     pub(crate) fn that_fit(&self, capacity: &Room) -> u32 {
-        let fit = |requests: u32| {
+        most_that_fit(self.requests, |requests| {
             let pages = self.pages.iter().map(|pages| pages.saturating_mul(requests));
             capacity.can_satisfy(&pages.collect::<Pages>())
-        };
-        let (mut fit_all, mut do_not) = (0, self.requests.saturating_add(1));
-        while fit_all + 1 < do_not {
-            let middle = fit_all.midpoint(do_not);
-            if fit(middle) { fit_all = middle } else { do_not = middle }
-        }
-        fit_all
+        })
     }
 }
 
@@ -202,7 +196,8 @@ impl Ledger {
         } else {
             let covered = self.covered_at_end(next, true);
             let beams = sequence.for_other_beams(kind, forward.start, covered, page_size);
-            covered.div_ceil(page_size).saturating_add(beams)
+            // If it has no limit, it comes as far as one can that is alone.
+            covered.div_ceil(page_size).saturating_add(beams).min(self.most_blocks_alone)
         }
     }
 

@@ -253,7 +253,7 @@ impl Sequence {
 impl GroupKind {
     /// Of the forwards that start at the tokens `from ..= to` and compute equally many, at least one that holds the most
     /// blocks, and the latest such.
-    fn fullest(&self, from: u32, to: u32, page_size: u32, mut each: impl FnMut(u32)) {
+    pub(crate) fn fullest(&self, from: u32, to: u32, page_size: u32, mut each: impl FnMut(u32)) {
         each(to);
         match *self {
             GroupKind::Full | GroupKind::Recurrent(_) | GroupKind::Scratch | GroupKind::Cross => {}

@@ -349,6 +349,7 @@ impl Ledger {
             pass: _,
             taken: _,
             left: _,
+            most_blocks_alone: _,
             fills: _, // of pages that were taken
             pins,
             offloads: _,     // their copies are in flight
