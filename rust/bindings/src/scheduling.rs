@@ -37,8 +37,7 @@ impl Ledger {
             )));
         }
         let walks = walks.unwrap_or_default();
-        let within = |walk: &'_ Option<Py<PrefixWalk>>| walk.as_ref()?.get().within(&self.shared);
-        let walks: Vec<_> = walks.iter().map(within).collect();
+        let walks: Vec<_> = walks.iter().map(|walk| walk.as_ref()?.get().within(&self.shared)).collect();
         let outlook = Outlook { num_tokens: &bounds, two_steps, walks: &walks };
         let needs = self.run(py, |ledger| {
             if to_completion {
