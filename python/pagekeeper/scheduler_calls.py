@@ -349,8 +349,10 @@ class SchedulerCalls:
     def _pick(self, batch: Batch, blocks: NDArray[np.int32], group: str | None) -> Blocks:
         """The answer for one request or for several, of one group or of all."""
         columns: int | slice = slice(None)
-        if group is not None or len(self._groups.params) == 1:
+        if group is not None:
             columns = self._groups.index(group)
+        elif len(self._groups.params) == 1:
+            columns = 0
         if not is_one(batch):
             return blocks[:, columns]
         return blocks[0] if isinstance(columns, slice) else int(blocks[0, columns])
