@@ -287,11 +287,11 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "pool_pointers": (lambda s: s.pools.pool_pointers, lambda s: dict(group=None)),
     "get_needed_blocks_one_step": (
         lambda s: s.kv.get_needed_blocks_one_step,
-        lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, summary=[None], num_tokens=[1]),
+        lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, summary=None, num_tokens=[1]),
     ),
     "get_remaining_blocks_to_completion": (
         lambda s: s.kv.get_remaining_blocks_to_completion,
-        lambda s: dict(batch=[s.idle], group=None, summary=[None], two_step_lookahead=False, num_tokens=[1]),
+        lambda s: dict(batch=[s.idle], group=None, summary=None, two_step_lookahead=False, num_tokens=[1]),
     ),
     "can_alloc": (lambda s: s.kv.can_alloc, lambda s: dict(batch=[s.idle], num_tokens=[1])),
     "can_satisfy": (lambda s: s.kv.can_satisfy, lambda s: dict(blocks=1, at_capacity=False)),
