@@ -121,7 +121,7 @@ class Scene:
         if self.has(Recurrent) and not ctx.processed_length:
             child.context = len(ctx)
         self.requests.append(child)
-        if ctx.processed_length == len(ctx):
+        if ctx.processed_length == len(ctx) < request.longest:
             ctx.update(self.token)
             self.token += 1
 
