@@ -83,8 +83,12 @@ class Service:
 
     def most_taken(self, batch: Sequence[Life], group: int, outside: set[int]) -> int:
         """Pages that the batch takes from what is free, at most; others hold those that are `outside`."""
-        held = {page for life in batch for page in life.rows[group] if page} - outside
-        ways = [{now, *self.holdings(life, group)} for life in batch for now in [self.holding_now(life, group)]]
+        now = [frozenset(page for page in life.rows[group] if page) for life in batch]
+        held = frozenset[Hashable]().union(*now) - outside
+        ways = [self.holdings(life, group) for life in batch]
+        for life, pages, sets in zip(batch, now, ways, strict=True):
+            if not life.hit or not sets:  # who finds something is served at once
+                sets.add(pages)
         seen = [frozenset[Hashable]().union(*sets) for sets in ways]
         common = {page for index, pages in enumerate(seen) for page in pages if self._is_elsewhere(page, index, seen)}
         choices = []
@@ -103,9 +107,6 @@ class Service:
     @staticmethod
     def _is_elsewhere(page: Hashable, index: int, seen: Sequence[frozenset[Hashable]]) -> bool:
         return any(page in pages for at, pages in enumerate(seen) if at != index)
-
-    def holding_now(self, life: Life, group: int) -> frozenset[Hashable]:
-        return frozenset(page for page in life.rows[group] if page)
 
     def holdings(self, life: Life, group: int) -> set[frozenset[Hashable]]:
         """What it may hold in a group at one time, while a forward is out that is planned from now on."""
