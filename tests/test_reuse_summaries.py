@@ -1,4 +1,4 @@
-"""Forecasts that are given what `analyze_prefix_reuse` said: the same answers, whatever it was and whenever."""
+"""Forecasts that are given what `analyze_prefix_reuse` said: the same answers, whenever it was said."""
 
 import copy
 import dataclasses

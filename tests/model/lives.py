@@ -1,8 +1,8 @@
 """What requests hold until they end: every way in which they may be served is tried, forward by forward.
 
-A request is served by forwards of at most `chunk` tokens, of which `steps` are out at a time. Which blocks it holds while
-they are computed is asked of the mask. The most that a batch holds at one time, beside what it holds now, is what it
-takes until it ends.
+A request is served by forwards of at most `chunk` tokens, of which `steps` are out at a time. Which blocks
+it holds while they are computed is asked of the mask. The most that a batch holds at one time, beside what it
+holds now, is what it takes until it ends.
 """
 
 from __future__ import annotations
@@ -90,7 +90,12 @@ class Service:
             if not life.hit or not sets:  # who finds something is served at once
                 sets.add(pages)
         seen = [frozenset[Hashable]().union(*sets) for sets in ways]
-        common = {page for index, pages in enumerate(seen) for page in pages if self._is_elsewhere(page, index, seen)}
+        common = {
+            page
+            for index, pages in enumerate(seen)
+            for page in pages
+            if self._is_elsewhere(page, index, seen)
+        }
         choices = []
         for sets in ways:
             most: dict[frozenset[Hashable], int] = {}
@@ -114,19 +119,23 @@ class Service:
         if isinstance(kind, Recurrent):
             return {self._states(life, group, kind, moment) for moment in self.moments(life)}
         if isinstance(kind, Lasting):
-            row = life.rows[group]
-            own = row or [("page", life.name, at) for at in range(kind.lasting(life.encoder, self.page_size))]
-            beams = [] if isinstance(kind, Cross) else range(1, life.beams)
-            return {frozenset([*own, *(("beam", life.name, beam) for beam in beams)])} if any(self.moments(life)) else set()
+            return {self._lasting(life, group, kind) for _ in self.moments(life)}
         return {self._blocks(life, group, kind, moment) for moment in self.moments(life)}
+
+    def _lasting(self, life: Life, group: int, kind: Lasting) -> frozenset[Hashable]:
+        own = range(kind.lasting(life.encoder, self.page_size))
+        pages: list[Hashable] = [*life.rows[group]] or [("page", life.name, at) for at in own]
+        beams = 1 if isinstance(kind, Cross) else life.beams
+        return frozenset([*pages, *(("beam", life.name, beam) for beam in range(1, beams))])
 
     def _blocks(self, life: Life, group: int, kind: Kind, moment: Moment) -> frozenset[Hashable]:
         size, row = self.page_size, life.rows[group]
         start = moment.settled
         end = -(-self._reach(life, moment) // size)
-        blocks = {block for block in needed_blocks(kind, start, size) if block < end} | set(range(start // size, end))
+        blocks = {block for block in needed_blocks(kind, start, size) if block < end}
+        blocks |= set(range(start // size, end))
         blocks |= {block for block in range(start // size, len(row)) if row[block]}
-        first = max(life.now.position, life.hit * size) // size
+        first = self._first(life) // size
         pages: set[Hashable] = set()
         for block in blocks:
             page = row[block] if block < len(row) else 0
@@ -141,7 +150,7 @@ class Service:
 
     def _states(self, life: Life, group: int, kind: Recurrent, moment: Moment) -> frozenset[Hashable]:
         """The live one, and those that forwards out went on from and that are kept."""
-        row, first = life.rows[group], max(life.now.position, life.hit * self.page_size)
+        row, first = life.rows[group], self._first(life)
         before: Hashable = life.found[group][life.hit - 1] if life.hit else (row or [0])[-1]
         pages: set[Hashable] = {("beam", life.name, beam) for beam in range(1, life.beams)}
         pages.add(("live", life.name))
@@ -158,7 +167,7 @@ class Service:
         return self.publishes and kind.keeps(position, life.context, self.page_size)
 
     def _reach(self, life: Life, moment: Moment) -> int:
-        """One past the last token that there is a page for: drafts may all be right, and a drafter adds as many."""
+        """One past the last token with a page: drafts may all be right, and a drafter adds as many."""
         before, reach = 0, 0
         for out in moment.outs:
             reach = max(reach, out.end + (before + 2 * life.drafts if life.drafts else 0))
@@ -167,25 +176,27 @@ class Service:
 
     def moments(self, life: Life) -> Iterator[Moment]:
         """Those in which a forward that is planned from now on is out."""
-        now = life.now
-        if life.hit:
-            now = replace(now, processed=life.hit * self.page_size, outs=())
-            # What is out is of tokens that are found.
-            seen, open_ = {life.now}, [*self._plans(life, now)]
-        else:
-            seen, open_ = {now}, [now]
+        # What is out when something is found is of tokens that it has.
+        found = replace(life.now, processed=self._first(life), outs=())
+        open_ = [*self._plans(life, found)] if life.hit else [life.now]
+        seen: set[Moment] = set()
         while open_:
             moment = open_.pop()
-            if moment not in seen or moment is now:
-                seen.add(moment)
-                open_ += [*self._plans(life, moment), *self._deliveries(life, moment)]
-                if any(out not in life.now.outs for out in moment.outs):
-                    yield moment
+            if moment in seen:
+                continue
+            seen.add(moment)
+            open_ += [*self._plans(life, moment), *self._deliveries(life, moment)]
+            if any(out not in life.now.outs for out in moment.outs):
+                yield moment
+
+    def _first(self, life: Life) -> int:
+        """Where its next forward starts."""
+        return max(life.now.position, life.hit * self.page_size)
 
     def _plans(self, life: Life, moment: Moment) -> Iterator[Moment]:
         start = moment.position
         length = max(moment.known, start)
-        if len(moment.outs) == self.steps or start >= life.longest or start == length and not moment.outs:
+        if len(moment.outs) == self.steps or start >= life.longest or (start == length and not moment.outs):
             return
         length += start == length
         for end in range(start + 1, min(length, start + self.chunk) + 1):
@@ -200,4 +211,5 @@ class Service:
         new = out.end == moment.known and moment.known < life.longest
         for right in range(min(out.drafts, life.longest - moment.known - 1) + 1 if new else 1):
             moved = tuple(Out(each.start + right, each.end + right, each.drafts) for each in later)
-            yield Moment(moment.known + (1 + right if new else 0), max(moment.processed, out.end + right), moved)
+            known = moment.known + (1 + right if new else 0)
+            yield Moment(known, max(moment.processed, out.end + right), moved)

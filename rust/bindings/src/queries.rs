@@ -16,8 +16,16 @@ use std::sync::{Arc, Weak};
 /// `(reusable blocks that are held, the same by group, reusable blocks, hash of the first block not stored, why it is
 /// not, the step of its eviction, where the blocks were found, keys of the full blocks behind those that are stored)`.
 /// With windows or several groups the keys are those behind the reusable blocks.
-type Reuse<'py> =
-    (u32, Vec<u32>, u32, Option<Bound<'py, PyBytes>>, Option<&'static str>, Option<u32>, PrefixWalk, Keys<'py>);
+type Reuse<'py> = (
+    u32,
+    Vec<u32>,
+    u32,
+    Option<Bound<'py, PyBytes>>,
+    Option<&'static str>,
+    Option<u32>,
+    PrefixWalk,
+    Keys<'py>,
+);
 
 /// Where a ledger found the blocks of a prompt. A copy of it is None.
 #[pyclass(module = "pagekeeper._native", frozen)]
@@ -35,6 +43,7 @@ impl PrefixWalk {
 
 #[pymethods]
 impl PrefixWalk {
+    #[expect(clippy::unused_self, reason = "Python's protocol")]
     fn __reduce__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyType>, Bound<'py, PyTuple>) {
         (py.None().bind(py).get_type(), PyTuple::empty(py))
     }

@@ -62,7 +62,10 @@ impl Ledger {
         let multiple = last_start.checked_div(snapshots.interval).map(|count| count * snapshots.interval);
         let boundary = snapshots.last.then(|| last_boundary(sequence.prompt_end, self.config.page_size));
         self.publishes(sequence)
-            && [multiple, boundary].into_iter().flatten().any(|at| at > 0 && (start..=last_start).contains(&at))
+            && [multiple, boundary]
+                .into_iter()
+                .flatten()
+                .any(|at| at > 0 && (start..=last_start).contains(&at))
     }
 
     /// Pages that a request has at one time, at most, all its beams together.

@@ -46,6 +46,11 @@ impl Fate {
     fn stays(self) -> bool {
         matches!(self, Fate::Found | Fate::Kept)
     }
+
+    /// Whether the page, which the request holds, is free when it lets go of it.
+    fn comes_back(self) -> bool {
+        matches!(self, Fate::Kept | Fate::GivenBack)
+    }
 }
 
 /// Pages of one request in such a group.
@@ -121,7 +126,7 @@ impl Ledger {
             self.pages_of(next, found, group, copies, |_, page, fate| {
                 let users = users.entry(page).or_insert_with(|| Users { all_peak: true, ..Users::default() });
                 users.holders += u32::from(fate != Fate::Found);
-                if matches!(fate, Fate::Kept | Fate::GivenBack) {
+                if fate.comes_back() {
                     users.owner = Some(index);
                 }
                 users.later += u32::from(fate.stays());
@@ -138,7 +143,7 @@ impl Ledger {
             let mut share = Share::default();
             self.pages_of(next, found, group, copies, |block, page, fate| match users.get(&page) {
                 Some(users) if !shared(page, users) => {
-                    share.own += u32::from(users.owner == Some(index)); // it comes back once
+                    share.own += u32::from(fate.comes_back() && users.owner == Some(index)); // once
                 }
                 _ if fate.stays() => share.with_others.push(block),
                 _ => {}

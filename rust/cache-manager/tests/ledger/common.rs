@@ -2,7 +2,9 @@
 
 use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Token};
 use block_pool::GroupId;
-use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, SlotId};
+use cache_manager::{
+    CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, SlotId,
+};
 use radix_tree::NamespaceKey;
 
 /// Tokens a page in most tests.

@@ -75,11 +75,12 @@ fn a_request_alone_takes_what_remained_and_at_most_a_page_of_a_group_less() {
             // Pages of blocks that others have stored meanwhile come back, on which nobody counts.
             let adopted = (scene.ledger.counters().adopted_blocks - adopted) as u32;
             // Where forwards start depends on which drafts are right, and, in a chunk, on how long they are.
-            let spare = adopted + match kind {
-                GroupKind::Chunked { chunk } => 1 + chunk.div_ceil(PAGE),
-                GroupKind::Recurrent(_) => 1 + u32::from(scene.two_steps),
-                _ => 1 + u32::from(scene.running[index].drafts > 0),
-            };
+            let spare = adopted
+                + match kind {
+                    GroupKind::Chunked { chunk } => 1 + chunk.div_ceil(PAGE),
+                    GroupKind::Recurrent(_) => 1 + u32::from(scene.two_steps),
+                    _ => 1 + u32::from(scene.running[index].drafts > 0),
+                };
             // Who was set aside finds what others have stored when it is back, on which nobody counts either.
             assert!(
                 remaining <= most + spare || place != Place::Here,

@@ -286,10 +286,8 @@ impl Scene {
     pub(crate) fn plannable(&mut self) -> Vec<usize> {
         let most = 1 + u32::from(self.two_steps);
         let all = self.all().into_iter();
-        all.filter(|&index| {
-            self.is_here(index) && self.running[index].out < most && !self.is_planned(index)
-        })
-        .collect()
+        all.filter(|&index| self.is_here(index) && self.running[index].out < most && !self.is_planned(index))
+            .collect()
     }
 
     fn slots(&self, batch: &[usize]) -> Vec<SlotId> {

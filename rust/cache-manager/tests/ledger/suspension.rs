@@ -1,8 +1,8 @@
 //! Suspension: what a request has on its way out, away, and on its way back; losses; sleep.
 
 use crate::common::{PAGE, claim, computed, config, forward, hit, private, prompt, row};
-use block_hash::Token;
 use crate::shelf::Shelf;
+use block_hash::Token;
 use block_pool::{GroupId, PageId, Step};
 use cache_manager::{BegunCopy, CopyEnd, CopyJob, Ledger, LedgerError, NewSequence, PageCopy, SlotId};
 
