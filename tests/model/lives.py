@@ -83,7 +83,7 @@ class Service:
 
     def most_taken(self, batch: Sequence[Life], group: int, outside: set[int]) -> int:
         """Pages that the batch takes from what is free, at most; others hold those that are `outside`."""
-        now = [frozenset(page for page in life.rows[group] if page) for life in batch]
+        now = [frozenset[Hashable](page for page in life.rows[group] if page) for life in batch]
         held = frozenset[Hashable]().union(*now) - outside
         ways = [self.holdings(life, group) for life in batch]
         for life, pages, sets in zip(batch, now, ways, strict=True):
