@@ -203,6 +203,13 @@ def test_groups_are_told_apart_and_asked_jointly() -> None:
     assert kv.can_satisfy({"full": 7}, at_capacity=True)
 
 
+def test_the_only_group_need_not_be_named() -> None:
+    kv: Any = grouped({"full": FullAttention()}, 16)
+    ctx = claimed(kv, PROMPT[:9], max_new_tokens=8)
+    assert kv.get_needed_blocks_one_step(ctx) == kv.get_needed_blocks_one_step(ctx, group="full") == 3
+    assert kv.get_remaining_blocks_to_completion([ctx]).tolist() == [5]
+
+
 def test_a_chunk_that_is_not_the_last_costs_its_size_and_the_last_what_is_not_stored() -> None:
     kv = manager(pages=40)
     prefilled(kv, PROMPT[:12])

@@ -23,6 +23,7 @@ __all__ = [
     "Completer",
     "DiskDirectory",
     "Ledger",
+    "PrefixWalk",
     "RowMemory",
     "TextContext",
     "TieredConnector",
@@ -125,6 +126,10 @@ class TextContext:
     def __len__(self) -> int: ...
 
 @final
+class PrefixWalk:
+    """Where a ledger found the blocks of a prompt. A copy of it is None."""
+
+@final
 class RowMemory:
     """What the ledger wrote into one table buffer last."""
 
@@ -193,7 +198,12 @@ class Ledger:
     def unclaim(self, context: TextContext) -> None: ...
     def fork(self, request: Request, request_id: str | int) -> TextContext: ...
     def needed_blocks(
-        self, batch: Batch, num_tokens: int | ArrayLike | None, two_steps: bool, to_completion: bool
+        self,
+        batch: Batch,
+        num_tokens: int | ArrayLike | None,
+        two_steps: bool,
+        to_completion: bool,
+        walks: Sequence[PrefixWalk | None] | None = None,
     ) -> NDArray[np.int32]: ...
     def can_alloc(self, batch: Batch, num_tokens: int | ArrayLike | None) -> bool: ...
     def can_satisfy(self, blocks: ArrayLike, at_capacity: bool) -> bool: ...
@@ -267,7 +277,14 @@ class Ledger:
         overrides: Iterable[tuple[int, int]] | None,
         other_namespaces: bool,
     ) -> tuple[
-        int, list[int], int, bytes | None, MissReason | None, int | None, list[tuple[bytes, bytes]]
+        int,
+        list[int],
+        int,
+        bytes | None,
+        MissReason | None,
+        int | None,
+        PrefixWalk,
+        list[tuple[bytes, bytes]],
     ]: ...
     def probe_with(
         self,

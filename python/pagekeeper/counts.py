@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from pagekeeper._native import PrefixWalk
 
 __all__ = ["BlockCount", "ByteCount", "MissReason", "PrefixReuseSummary"]
 
@@ -81,6 +84,8 @@ class PrefixReuseSummary:
         evicted_at_step: the step whose `alloc` evicted it; None when that is not known.
         allocated_by_group: of each group, in the order of the parameters: blocks that it needs to go on
             behind the reusable ones on the device, and that a request or transfer holds.
+        walk: where the blocks were found on the device, for calls that take a summary. It means something to
+            the cache that gave it alone, and is None in a copy that was pickled.
     """
 
     reusable_blocks_allocated: int
@@ -92,3 +97,4 @@ class PrefixReuseSummary:
     miss_reason: MissReason | None = None
     evicted_at_step: int | None = None
     allocated_by_group: tuple[int, ...] = ()
+    walk: PrefixWalk | None = field(default=None, repr=False, compare=False)

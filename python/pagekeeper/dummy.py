@@ -15,7 +15,7 @@ from pagekeeper.events import Event, EventSnapshot
 from pagekeeper.groups import Buffers
 from pagekeeper.manager import PagedKVCacheManager
 from pagekeeper.params import MHAKVCacheParams, MultiKVCacheParams, Priority
-from pagekeeper.scheduler_calls import Demand
+from pagekeeper.scheduler_calls import Demand, Summary
 from pagekeeper.tables import (
     NO_COPIES,
     NO_FILLS,
@@ -302,6 +302,7 @@ class DummyKVCache(PagedKVCacheManager):
         batch: Batch,
         two_step_lookahead: bool = False,
         group: str | None = None,
+        summary: Summary = None,
         *,
         num_tokens: int | ArrayLike | None = None,
     ) -> Any:
@@ -312,6 +313,7 @@ class DummyKVCache(PagedKVCacheManager):
         self,
         batch: Batch,
         group: str | None = None,
+        summary: Summary = None,
         *,
         two_step_lookahead: bool = False,
         num_tokens: int | ArrayLike | None = None,

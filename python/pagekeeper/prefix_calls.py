@@ -96,7 +96,7 @@ class PrefixCalls:
             "extra_ids": extra_ids,
             "overrides": overrides,
         }
-        held, by_group, present, first_new, miss_reason, evicted_at, rest = self._core.probe(
+        held, by_group, present, first_new, miss_reason, evicted_at, walk, rest = self._core.probe(
             tokens, other_namespaces=other_namespaces, **what
         )
         if self._tiers is None or not rest:
@@ -108,6 +108,7 @@ class PrefixCalls:
                 miss_reason=miss_reason,
                 evicted_at_step=evicted_at,
                 allocated_by_group=tuple(by_group),
+                walk=walk,
             )
         host, disk = self._tiers.count_cached_prefix(rest)
         if self._groups.is_plain:
@@ -128,6 +129,7 @@ class PrefixCalls:
             miss_reason=miss_reason if found < len(rest) else None,
             evicted_at_step=evicted_at if found < len(rest) else None,
             allocated_by_group=tuple(by_group),
+            walk=walk,
         )
 
     def probe_prefix_match_length(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 import numpy as np
 
-from pagekeeper._native import Ledger
+from pagekeeper._native import Ledger, PrefixWalk
 from pagekeeper.calls import Batch, Request, Requests, flag, is_one
+from pagekeeper.counts import PrefixReuseSummary
 from pagekeeper.errors import shown
 from pagekeeper.groups import Groups
 from pagekeeper.params import KVCacheParams, MultiKVCacheParams
@@ -16,13 +17,16 @@ from pagekeeper.params import KVCacheParams, MultiKVCacheParams
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Blocks", "Demand", "SchedulerCalls"]
+__all__ = ["Blocks", "Demand", "SchedulerCalls", "Summary"]
 
 Blocks: TypeAlias = "int | NDArray[np.int32]"
 """Pages: a number, or int32 of [requests], [groups] or [requests, groups]."""
 
 Demand: TypeAlias = "int | Mapping[str, int] | ArrayLike"
 """Pages of the only group, of each group by name, or of each in the order of the groups."""
+
+Summary: TypeAlias = PrefixReuseSummary | Sequence[PrefixReuseSummary | None] | None
+"""What the prompt of a request would reuse, or those of several; None where nobody has asked."""
 
 
 class SchedulerCalls:
@@ -43,6 +47,7 @@ class SchedulerCalls:
         batch: Request,
         two_step_lookahead: bool = False,
         group: str | None = None,
+        summary: PrefixReuseSummary | None = None,
         *,
         num_tokens: int | None = None,
     ) -> Blocks: ...
@@ -53,6 +58,7 @@ class SchedulerCalls:
         batch: Requests,
         two_step_lookahead: bool = False,
         group: str | None = None,
+        summary: Sequence[PrefixReuseSummary | None] | None = None,
         *,
         num_tokens: int | ArrayLike | None = None,
     ) -> NDArray[np.int32]: ...
@@ -62,6 +68,7 @@ class SchedulerCalls:
         batch: Batch,
         two_step_lookahead: bool = False,
         group: str | None = None,
+        summary: Summary = None,
         *,
         num_tokens: int | ArrayLike | None = None,
     ) -> Blocks:
@@ -76,6 +83,9 @@ class SchedulerCalls:
             two_step_lookahead: whether to look two forwards ahead, as when the second is planned before the
                 first one's results are known.
             group: the group of layers. None is the only one, or all of several.
+            summary: what `analyze_prefix_reuse` said of the prompt; for several requests a list with one, or
+                None, for each. The answer is the same, and its blocks are not looked for again; they are
+                if a block was dropped from the cache since, or the prompt is another.
             num_tokens: most tokens to compute, one number or one a request, as for `alloc`.
 
         Returns:
@@ -83,17 +93,20 @@ class SchedulerCalls:
             or an array int32 [requests], or [requests, groups].
 
         Raises:
-            ValueError: a request is not claimed or twice in the batch, no such group, or `num_tokens` out of
-                range.
+            ValueError: a request is not claimed or twice in the batch, no such group, `num_tokens` out of
+                range, or not as many summaries as requests.
+            TypeError: no summary.
         """
         two_steps = flag(two_step_lookahead, "two_step_lookahead")
-        return self._pick(batch, self._core.needed_blocks(batch, num_tokens, two_steps, False), group)
+        walks = _walks(batch, summary)
+        return self._pick(batch, self._core.needed_blocks(batch, num_tokens, two_steps, False, walks), group)
 
     @overload
     def get_remaining_blocks_to_completion(
         self,
         batch: Request,
         group: str | None = None,
+        summary: PrefixReuseSummary | None = None,
         *,
         two_step_lookahead: bool = False,
         num_tokens: int | None = None,
@@ -104,6 +117,7 @@ class SchedulerCalls:
         self,
         batch: Requests,
         group: str | None = None,
+        summary: Sequence[PrefixReuseSummary | None] | None = None,
         *,
         two_step_lookahead: bool = False,
         num_tokens: int | ArrayLike | None = None,
@@ -113,6 +127,7 @@ class SchedulerCalls:
         self,
         batch: Batch,
         group: str | None = None,
+        summary: Summary = None,
         *,
         two_step_lookahead: bool = False,
         num_tokens: int | ArrayLike | None = None,
@@ -129,6 +144,7 @@ class SchedulerCalls:
         Args:
             batch: the requests.
             group: the group of layers. None is the only one, or all of several.
+            summary: as for `get_needed_blocks_one_step`.
             two_step_lookahead: whether forwards are planned before the results of the last one are known.
             num_tokens: most tokens that any forward will compute, one number or one a request. What a window
                 holds depends on it.
@@ -138,9 +154,11 @@ class SchedulerCalls:
 
         Raises:
             ValueError: as there.
+            TypeError: no summary.
         """
         two_steps = flag(two_step_lookahead, "two_step_lookahead")
-        return self._pick(batch, self._core.needed_blocks(batch, num_tokens, two_steps, True), group)
+        walks = _walks(batch, summary)
+        return self._pick(batch, self._core.needed_blocks(batch, num_tokens, two_steps, True, walks), group)
 
     def can_alloc(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> bool:
         """Whether `alloc` would find room for the batch now, to the page and over all groups.
@@ -331,8 +349,10 @@ class SchedulerCalls:
     def _pick(self, batch: Batch, blocks: NDArray[np.int32], group: str | None) -> Blocks:
         """The answer for one request or for several, of one group or of all."""
         columns: int | slice = slice(None)
-        if group is not None or len(self._groups.params) == 1:
+        if group is not None:
             columns = self._groups.index(group)
+        elif len(self._groups.params) == 1:
+            columns = 0
         if not is_one(batch):
             return blocks[:, columns]
         return blocks[0] if isinstance(columns, slice) else int(blocks[0, columns])
@@ -351,3 +371,18 @@ class SchedulerCalls:
                 raise ValueError(f"blocks: names the group {shown(unknown[0])}, which there is not")
             return [blocks.get(name, 0) for name in names]
         return blocks
+
+
+def _walks(batch: Batch, summary: Summary) -> list[PrefixWalk | None] | None:
+    """Where the blocks of each request were found, as far as a summary says."""
+    if summary is None:
+        return None
+    summaries = [summary] if is_one(batch) else summary
+    if not isinstance(summaries, list | tuple):
+        raise TypeError(f"summary: got {shown(summary)}, must be a list with one for each request")
+    walks: list[PrefixWalk | None] = []
+    for one in summaries:
+        if not isinstance(one, PrefixReuseSummary | None):
+            raise TypeError(f"summary: got {shown(one)}, must be what analyze_prefix_reuse gives")
+        walks.append(one.walk if one else None)
+    return walks

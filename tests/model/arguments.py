@@ -287,11 +287,11 @@ CALLS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene], Arguments]]] = 
     "pool_pointers": (lambda s: s.pools.pool_pointers, lambda s: dict(group=None)),
     "get_needed_blocks_one_step": (
         lambda s: s.kv.get_needed_blocks_one_step,
-        lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, num_tokens=[1]),
+        lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, summary=None, num_tokens=[1]),
     ),
     "get_remaining_blocks_to_completion": (
         lambda s: s.kv.get_remaining_blocks_to_completion,
-        lambda s: dict(batch=[s.idle], two_step_lookahead=False, group=None, num_tokens=[1]),
+        lambda s: dict(batch=[s.idle], group=None, summary=None, two_step_lookahead=False, num_tokens=[1]),
     ),
     "can_alloc": (lambda s: s.kv.can_alloc, lambda s: dict(batch=[s.idle], num_tokens=[1])),
     "can_satisfy": (lambda s: s.kv.can_satisfy, lambda s: dict(blocks=1, at_capacity=False)),
@@ -585,6 +585,11 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "num_draft_tokens": fixed(COUNT | NOTHING),
     "beam_width": fixed(SIZE | NOTHING | {"65536": 65536}),
     "two_step_lookahead": fixed(FLAG),
+    "summary": fixed(
+        without(NOTHING, "None")
+        | {"a number": 1, "a hit": 7, "numbers": [1], "none": [], "text": "a", "two": [None, None]}
+    )
+    | {"no list": lambda s: s.kv.analyze_prefix_reuse(PROMPT)},
     "at_capacity": fixed(FLAG),
     "blocks": fixed(
         COUNT | NOTHING | NO_LIST | listed(HUGE | NEGATIVE) | {"two": [1, 1], "none": [], "a group": {"a": 1}}

@@ -41,6 +41,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<context::TextContext>()?;
     m.add_class::<disk::DiskDirectory>()?;
     m.add_class::<ledger::Ledger>()?;
+    m.add_class::<queries::PrefixWalk>()?;
     m.add_class::<tables::BatchShape>()?;
     m.add_class::<tables::RowMemory>()?;
     m.add_class::<tiered::TieredConnector>()?;

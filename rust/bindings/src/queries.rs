@@ -4,18 +4,50 @@ use crate::connectors::{Keys, keys};
 use crate::errors;
 use crate::hashing::{BlockInputs, BlockKeywords, generation_from, hashing_time, without_gil};
 use crate::ledger::Ledger;
+use crate::shared::Shared;
 use crate::tokens::tokens_from;
 use block_hash::{Chain, Guards};
 use block_pool::Slab;
 use cache_manager::{BlockKey, MissReason, PrefixQuery, Presence};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+use std::sync::{Arc, Weak};
 
 /// `(reusable blocks that are held, the same by group, reusable blocks, hash of the first block not stored, why it is
-/// not, the step of its eviction, keys of the full blocks behind those that are stored)`. With windows or several groups
-/// the keys are those behind the reusable blocks.
-type Reuse<'py> =
-    (u32, Vec<u32>, u32, Option<Bound<'py, PyBytes>>, Option<&'static str>, Option<u32>, Keys<'py>);
+/// not, the step of its eviction, where the blocks were found, keys of the full blocks behind those that are stored)`.
+/// With windows or several groups the keys are those behind the reusable blocks.
+type Reuse<'py> = (
+    u32,
+    Vec<u32>,
+    u32,
+    Option<Bound<'py, PyBytes>>,
+    Option<&'static str>,
+    Option<u32>,
+    PrefixWalk,
+    Keys<'py>,
+);
+
+/// Where a ledger found the blocks of a prompt. A copy of it is None.
+#[pyclass(module = "pagekeeper._native", frozen)]
+pub(crate) struct PrefixWalk {
+    of: Weak<Shared>,
+    walk: cache_manager::PrefixWalk,
+}
+
+impl PrefixWalk {
+    /// The walk, if it was this ledger's.
+    pub(crate) fn within(&self, shared: &Arc<Shared>) -> Option<&cache_manager::PrefixWalk> {
+        std::ptr::eq(Weak::as_ptr(&self.of), Arc::as_ptr(shared)).then_some(&self.walk)
+    }
+}
+
+#[pymethods]
+impl PrefixWalk {
+    #[expect(clippy::unused_self, reason = "Python's protocol")]
+    fn __reduce__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyType>, Bound<'py, PyTuple>) {
+        (py.None().bind(py).get_type(), PyTuple::empty(py))
+    }
+}
 
 fn name_of(reason: MissReason) -> &'static str {
     match reason {
@@ -95,6 +127,7 @@ impl Ledger {
             reuse.first_new_block.map(|hash| PyBytes::new(py, &hash)),
             reuse.miss.map(|miss| name_of(miss.reason)),
             reuse.miss.and_then(|miss| miss.evicted_at).map(|step| step.0),
+            PrefixWalk { of: Arc::downgrade(&self.shared), walk: reuse.walk },
             keys(py, &rest),
         ))
     }

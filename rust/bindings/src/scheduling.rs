@@ -2,9 +2,11 @@
 
 use crate::batch::{one_slot_of, slots_of};
 use crate::ledger::{Ledger, bounds_from};
+use crate::queries::PrefixWalk;
 use crate::tokens::{counts_from, seconds_from};
 use cache_manager::Outlook;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// The argument `blocks`: pages of each group.
@@ -15,17 +17,28 @@ fn blocks_from(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
 #[pymethods]
 impl Ledger {
     /// Pages that the next forward takes, or with `to_completion` all forwards to come: int32 [requests, groups].
+    /// `walks` are where a summary says that the blocks of each request were found.
+    #[pyo3(signature = (batch, num_tokens, two_steps, to_completion, walks = None))]
     fn needed_blocks<'py>(
         &self,
         batch: &Bound<'py, PyAny>,
         num_tokens: Option<&Bound<'py, PyAny>>,
         two_steps: bool,
         to_completion: bool,
+        walks: Option<Vec<Option<Py<PrefixWalk>>>>,
     ) -> PyResult<Bound<'py, PyArray2<i32>>> {
         let py = batch.py();
         let slots = slots_of(batch, &self.shared, false)?;
         let bounds = bounds_from(num_tokens, &slots)?;
-        let outlook = Outlook { num_tokens: &bounds, two_steps };
+        if let Some(walks) = walks.as_ref().filter(|walks| walks.len() != slots.len()) {
+            let (summaries, requests) = (walks.len(), slots.len());
+            return Err(PyValueError::new_err(format!(
+                "summary has {summaries} entries for {requests} requests: give one a request, or None"
+            )));
+        }
+        let walks = walks.unwrap_or_default();
+        let walks: Vec<_> = walks.iter().map(|walk| walk.as_ref()?.get().within(&self.shared)).collect();
+        let outlook = Outlook { num_tokens: &bounds, two_steps, walks: &walks };
         let needs = self.run(py, |ledger| {
             if to_completion {
                 ledger.remaining_blocks_to_completion(&slots, outlook)

@@ -14,7 +14,7 @@ impl Ledger {
     /// # Errors
     /// As for [`Ledger::needed_blocks_one_step`].
     pub fn chunk_tokens(&mut self, batch: &[SlotId], num_tokens: &[u32]) -> Result<Vec<u32>, LedgerError> {
-        let outlook = Outlook { num_tokens, two_steps: false };
+        let outlook = Outlook { num_tokens, ..Outlook::default() };
         self.forecast(batch, outlook, |ledger, nexts, _| {
             nexts.iter().map(|next| ledger.chunk(next)).collect()
         })

@@ -87,12 +87,13 @@ impl Found {
 
     /// Looks for the request's blocks up to block `limit`. Gives the hit, the length of the prefix that is there, in
     /// blocks, and, as far as the look-up sees it, why there is no more. A hit that ends at or before the request's
-    /// position saves nothing, and is none.
+    /// position saves nothing, and is none. The first blocks behind those that the request has published are `known`.
     pub(crate) fn look_up(
         &mut self,
         config: &LedgerConfig,
         tree: &PrefixTree,
         sequence: &Sequence,
+        known: &[NodeId],
         limit: usize,
         reader: &mut BlockReader,
     ) -> (Hit, usize, Option<MissReason>) {
@@ -105,9 +106,18 @@ impl Found {
             page_size: page_size as usize,
         };
         let first = self.first.nodes.len();
-        let parent = parent_after(sequence, &sequence.nodes);
-        if config.is_plain() {
-            let collided = prefix.walk(tree, parent, published..limit, reader, &mut self.first);
+        let is_plain = config.is_plain();
+        if is_plain {
+            let with_page = |&node| tree.page(node, GroupId::FIRST).map(|page| (node, page));
+            known.iter().map_while(with_page).for_each(|(node, page)| self.first.push(node, page));
+        } else {
+            self.first.nodes.extend_from_slice(known);
+        }
+        let known = &self.first.nodes[first..];
+        let parent = parent_after(sequence, if known.is_empty() { &sequence.nodes } else { known });
+        let rest = published + known.len()..limit;
+        if is_plain {
+            let collided = prefix.walk(tree, parent, rest, reader, &mut self.first);
             let there = published + self.first.nodes.len() - first;
             if there as u32 * page_size <= sequence.position {
                 self.first.truncate(first);
@@ -117,7 +127,7 @@ impl Found {
             self.ranges.push(nodes.clone());
             return (Hit { nodes, ranges }, there, collided.then_some(MissReason::Collision));
         }
-        let collided = prefix.walk_nodes(tree, parent, published..limit, reader, &mut self.first.nodes);
+        let collided = prefix.walk_nodes(tree, parent, rest, reader, &mut self.first.nodes);
         let nodes = &self.first.nodes[first..];
         let kinds: SmallVec<[_; 4]> = config.groups.iter().map(|group| group.kind).collect();
         let most = (published + nodes.len()) as u32;

@@ -85,7 +85,7 @@ pub use needs::Outlook;
 pub use offloads::{OffloadJob, Place};
 pub use origin::content_bytes;
 pub use page_copies::PageCopy;
-pub use probe::{PrefixQuery, PrefixReuse};
+pub use probe::{PrefixQuery, PrefixReuse, PrefixWalk};
 pub use retention::{BlockRetention, RangeError, SessionHint, TokenRange};
 pub use sequence::{NewSequence, Position, Released};
 pub use slots::SlotId;

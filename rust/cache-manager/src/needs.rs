@@ -12,6 +12,7 @@ use crate::ledger::Ledger;
 use crate::page_copies::Leaving;
 use crate::partial::{Partial, TakenOver};
 use crate::planning::{Change, Forward, blocks_behind};
+use crate::probe::PrefixWalk;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use crate::suspension::Stage;
@@ -26,6 +27,8 @@ pub struct Outlook<'a> {
     pub num_tokens: &'a [u32],
     /// Whether a forward is planned before the results of the one before are known: two are looked at together.
     pub two_steps: bool,
+    /// What [`Ledger::probe`] has found of the prompts of requests, in their order. The answer is the same without.
+    pub walks: &'a [Option<&'a PrefixWalk>],
 }
 
 /// Where a request stands, and what comes next.
@@ -101,7 +104,7 @@ impl Ledger {
         batch: &[SlotId],
         num_tokens: &[u32],
     ) -> Result<Vec<u32>, LedgerError> {
-        let outlook = Outlook { num_tokens, two_steps: false };
+        let outlook = Outlook { num_tokens, ..Outlook::default() };
         self.forecast(batch, outlook, |ledger, nexts, _| {
             let cost = |next: &Next| {
                 let (Some(sequence), Some(forward)) = (ledger.slots.get(next.slot), next.forward) else {
@@ -157,7 +160,8 @@ impl Ledger {
         let mut found = std::mem::take(&mut self.admission.found);
         found.clear(&self.config);
         let bound = |index: usize| outlook.num_tokens.get(index).or(outlook.num_tokens.last()).copied();
-        let next = |(index, &slot): (usize, &SlotId)| self.next(slot, bound(index), &mut found);
+        let walk = |index: usize| outlook.walks.get(index).copied().flatten();
+        let next = |(index, &slot): (usize, &SlotId)| self.next(slot, bound(index), walk(index), &mut found);
         let nexts: Result<SmallVec<[Next; 4]>, _> = batch.iter().enumerate().map(next).collect();
         let counted = nexts.map(|mut nexts| {
             if nexts.iter().any(|next| next.part.is_some()) && !self.has_room(&nexts, &found) {
@@ -196,7 +200,13 @@ impl Ledger {
         next.forward = sequence.map(|sequence| sequence.forward(forward.start - part.run, next.most));
     }
 
-    fn next(&mut self, slot: SlotId, bound: Option<u32>, found: &mut Found) -> Result<Next, LedgerError> {
+    fn next(
+        &mut self,
+        slot: SlotId,
+        bound: Option<u32>,
+        walk: Option<&PrefixWalk>,
+        found: &mut Found,
+    ) -> Result<Next, LedgerError> {
         let (page_size, epoch) = (self.config.page_size, self.epoch);
         let most = self.config.most_tokens(bound);
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
@@ -204,7 +214,9 @@ impl Ledger {
         let mut position = sequence.arrival(page_size);
         if sequence.is_here() && sequence.reads(&self.config, epoch) && position < sequence.prompt_end {
             let limit = sequence.hash_reusable(page_size);
-            (next.hit, ..) = found.look_up(&self.config, &self.tree, sequence, limit, &mut self.reader);
+            let (config, tree) = (&self.config, &self.tree);
+            let known = walk.map_or(&[][..], |walk| walk.of(sequence, tree, limit));
+            (next.hit, ..) = found.look_up(config, tree, sequence, known, limit, &mut self.reader);
             if !next.hit.is_empty() {
                 next.hit_end = (sequence.nodes.len() + next.hit.blocks()) as u32;
                 position = position.max(next.hit_end * page_size);

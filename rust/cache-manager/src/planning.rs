@@ -319,6 +319,7 @@ impl Ledger {
                 &self.config,
                 &self.tree,
                 sequence,
+                &[],
                 most_found(on_device, limit, scratch.halvings),
                 &mut self.reader,
             );

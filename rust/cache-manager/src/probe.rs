@@ -6,9 +6,10 @@ use crate::hits::stored_prefix;
 use crate::ledger::Ledger;
 use crate::loads::Presence;
 use crate::misses::{Miss, MissReason};
+use crate::sequence::Sequence;
 use block_hash::{Chain, ExtraKeys, Identity, Token};
 use block_pool::PageState;
-use radix_tree::{NamespaceKey, ParentId};
+use radix_tree::{NamespaceKey, NodeId, ParentId, PrefixTree};
 
 /// A prompt to look for, hashed by the caller.
 pub struct PrefixQuery {
@@ -38,6 +39,28 @@ pub struct PrefixReuse {
     pub first_new_block: Option<Identity>,
     /// Why it is not; `None` when all are.
     pub miss: Option<Miss>,
+    /// Where those that are stored were found.
+    pub walk: PrefixWalk,
+}
+
+/// Where the leading blocks of a prompt are in the tree, so that a request with that prompt need not look for them
+/// again. It is of use to the ledger that gave it, until that drops a block of any prompt.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PrefixWalk {
+    nodes: Vec<NodeId>,
+    /// What [`PrefixTree::dropped`] was.
+    dropped: u64,
+}
+
+impl PrefixWalk {
+    /// The request's blocks behind its own published ones, up to block `limit`, as far as they are known. None if the
+    /// walk was along another prompt, as the hash of the last block tells, or is of no use any more.
+    pub(crate) fn of(&self, sequence: &Sequence, tree: &PrefixTree, limit: usize) -> &[NodeId] {
+        let known = self.nodes.get(sequence.nodes.len()..limit.min(self.nodes.len())).unwrap_or_default();
+        let Some(&last) = known.last().filter(|_| self.dropped == tree.dropped()) else { return &[] };
+        let hash = sequence.chain.keys().get(sequence.nodes.len() + known.len() - 1);
+        if tree.key(last) == hash.copied() { known } else { &[] }
+    }
 }
 
 impl Ledger {
@@ -127,6 +150,7 @@ impl Ledger {
             };
             reuse.miss = Some(Miss::of(&self.tree, &self.evicted, query.chain.keys()[present], why));
         }
+        reuse.walk = PrefixWalk { nodes, dropped: self.tree.dropped() };
         reuse
     }
 }

@@ -21,7 +21,7 @@ impl Row {
     }
 
     /// The pages that are held, with their blocks.
-    pub(crate) fn held(&self) -> impl DoubleEndedIterator<Item = (usize, PageId)> + '_ {
+    pub(crate) fn held(&self) -> impl DoubleEndedIterator<Item = (usize, PageId)> + Clone + '_ {
         self.pages.iter().copied().enumerate().filter(|&(_, page)| page != PageId::NULL)
     }
 

@@ -20,8 +20,9 @@ use std::collections::HashMap;
 /// Who of a batch has a page of a group that forgets.
 #[derive(Default)]
 struct Users {
-    /// Requests that hold it.
+    /// Requests that hold it, and the last of them that has it until it lets go of it.
     holders: u32,
+    owner: Option<usize>,
     /// Requests that will have it after their next `alloc`, and the last of them.
     later: u32,
     last: usize,
@@ -44,6 +45,11 @@ impl Fate {
     /// Whether the request has the page afterwards.
     fn stays(self) -> bool {
         matches!(self, Fate::Found | Fate::Kept)
+    }
+
+    /// Whether the page, which the request holds, is free when it lets go of it.
+    fn comes_back(self) -> bool {
+        matches!(self, Fate::Kept | Fate::GivenBack)
     }
 }
 
@@ -120,6 +126,9 @@ impl Ledger {
             self.pages_of(next, found, group, copies, |_, page, fate| {
                 let users = users.entry(page).or_insert_with(|| Users { all_peak: true, ..Users::default() });
                 users.holders += u32::from(fate != Fate::Found);
+                if fate.comes_back() {
+                    users.owner = Some(index);
+                }
                 users.later += u32::from(fate.stays());
                 users.last = index;
             });
@@ -130,15 +139,14 @@ impl Ledger {
         let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page);
         let shared = |page, users: &Users| users.later > 1 || outside(page, users);
         let mut balances: SmallVec<[i64; 4]> = SmallVec::new();
-        for (next, &copies) in nexts.iter().zip(&copies) {
+        for (index, (next, &copies)) in nexts.iter().zip(&copies).enumerate() {
             let mut share = Share::default();
-            self.pages_of(next, found, group, copies, |block, page, fate| {
-                let with_others = users.get(&page).is_some_and(|users| shared(page, users));
-                if !with_others {
-                    share.own += u32::from(matches!(fate, Fate::Kept | Fate::GivenBack));
-                } else if fate.stays() {
-                    share.with_others.push(block);
+            self.pages_of(next, found, group, copies, |block, page, fate| match users.get(&page) {
+                Some(users) if !shared(page, users) => {
+                    share.own += u32::from(fate.comes_back() && users.owner == Some(index)); // once
                 }
+                _ if fate.stays() => share.with_others.push(block),
+                _ => {}
             });
             let (most, peak) = self.peaks(next, group, two_steps, &share);
             if most < peak {

@@ -41,6 +41,8 @@ pub struct PrefixTree {
     /// The blocks. Tails are in no table.
     pub(crate) table: KeyTable,
     pub(crate) tails: usize,
+    /// Nodes that were dropped, counting [`PrefixTree::clear`] as one.
+    dropped: u64,
     /// The group by whose pages blocks and tails are found by their tokens.
     pub(crate) found_by: GroupId,
     /// Nodes with siblings and a page of that group.
@@ -66,6 +68,7 @@ impl PrefixTree {
             anchors: HashMap::new(),
             table,
             tails: 0,
+            dropped: 0,
             found_by: GroupId::FIRST,
             forks: Forks::default(),
             extras: ExtraKeyStore::default(),
@@ -86,9 +89,16 @@ impl PrefixTree {
     /// than what giving memory back to the allocator costs.
     pub fn clear(&mut self) {
         let (page_size, capacity, groups) = (self.page_size, self.table.capacity(), self.groups);
-        let found_by = self.found_by;
+        let (found_by, dropped) = (self.found_by, self.dropped + 1);
         *self = PrefixTree::new(page_size, 0, groups); // gives back what the new one takes
         *self = PrefixTree::new(page_size, capacity, groups).found_by(found_by);
+        self.dropped = dropped;
+    }
+
+    /// Nodes that were dropped so far: as long as there are no more, every node that there was is still there.
+    #[inline]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Nodes in the tree.
@@ -293,6 +303,7 @@ impl PrefixTree {
             } else {
                 self.table.remove(record.key, node.0);
             }
+            self.dropped += 1;
             self.extras.release(record.extra.id());
             self.unlink(node);
             for sibling in [record.next, record.previous].map(NodeId) {

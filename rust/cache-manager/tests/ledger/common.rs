@@ -2,7 +2,9 @@
 
 use block_hash::{Algo, Chain, ExtraInputs, ExtraKeys, Token};
 use block_pool::GroupId;
-use cache_manager::{CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, SlotId};
+use cache_manager::{
+    CopyEnd, Ledger, LedgerConfig, LedgerError, NewSequence, OnDuplicate, PrefixQuery, SlotId,
+};
 use radix_tree::NamespaceKey;
 
 /// Tokens a page in most tests.
@@ -28,6 +30,12 @@ pub(crate) fn salted(tokens: &[Token], salt: &str, page_size: u32) -> NewSequenc
 
 pub(crate) fn prompt(tokens: &[Token]) -> NewSequence {
     salted(tokens, "", PAGE)
+}
+
+/// What a prompt would reuse is asked so.
+pub(crate) fn query(request: NewSequence) -> PrefixQuery {
+    let NewSequence { tokens, namespace, extras, chain, .. } = request;
+    PrefixQuery { tokens, namespace, extras, chain }
 }
 
 /// A prompt whose decode steps verify so many drafts.

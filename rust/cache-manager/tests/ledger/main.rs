@@ -17,6 +17,8 @@ mod partial;
 mod refusals;
 mod retention;
 mod room;
+mod scenes;
+mod shelf;
 mod suspension;
 mod tails;
 mod twins;

@@ -1,15 +1,10 @@
 //! Why a look-up found no more, and what is counted of it.
 
-use crate::common::{PAGE, claim, computed, config, forward, prompt, salted};
+use crate::common::{PAGE, claim, computed, config, forward, prompt, query, salted};
 use block_hash::Token;
 use block_pool::Step;
-use cache_manager::{Histogram, Ledger, Miss, MissReason, NewSequence, PrefixQuery};
+use cache_manager::{Histogram, Ledger, Miss, MissReason};
 use radix_tree::{AdapterId, NamespaceKey};
-
-fn query(request: NewSequence) -> PrefixQuery {
-    let NewSequence { tokens, namespace, extras, chain, .. } = request;
-    PrefixQuery { tokens, namespace, extras, chain }
-}
 
 fn miss(ledger: &Ledger, tokens: &[Token]) -> Option<Miss> {
     ledger.probe(&query(prompt(tokens))).miss

@@ -1,65 +1,10 @@
 //! Suspension: what a request has on its way out, away, and on its way back; losses; sleep.
 
 use crate::common::{PAGE, claim, computed, config, forward, hit, private, prompt, row};
+use crate::shelf::Shelf;
 use block_hash::Token;
-use block_pool::{EvictionPolicy, GroupId, PageId, Step};
-use cache_manager::{
-    BegunCopy, CopyEnd, CopyJob, Ledger, LedgerError, NewSequence, PageCopy, PrivateTier, SlotId,
-};
-use completion::{Completion, pending};
-use std::collections::HashMap;
-use tiered_connector::connector::{Closed, NoUnits};
-use tiered_connector::index::TierIndex;
-use tiered_connector::job::{JobId, Outcome, UnitId};
-
-/// A tier whose copies end when the test says so. What a page holds is the number of the token that it was
-/// computed for; the test keeps that.
-struct Shelf {
-    index: TierIndex,
-    copies: HashMap<u64, JobId>,
-    closed: bool,
-}
-
-impl Shelf {
-    fn new(units: u32) -> Shelf {
-        let index = TierIndex::new(units, EvictionPolicy::PriorityLru);
-        Shelf { index, copies: HashMap::new(), closed: false }
-    }
-
-    fn begin(&mut self, job: JobId, copy: &CopyJob) -> Completion {
-        self.copies.insert(copy.id.0, job);
-        pending().1
-    }
-
-    fn private(&self) -> usize {
-        self.index.private_units().len()
-    }
-}
-
-impl PrivateTier for Shelf {
-    fn check_open(&mut self) -> Result<(), Closed> {
-        if self.closed { Err(Closed::ShutDown) } else { Ok(()) }
-    }
-
-    fn reserve(&mut self, _: GroupId, count: usize) -> Result<Vec<UnitId>, NoUnits> {
-        self.check_open()?;
-        self.index.reserve(count).map_err(NoUnits::TooFew)
-    }
-
-    fn store_private(&mut self, units: &[UnitId], copy: &CopyJob) -> Result<Completion, Closed> {
-        let job = self.index.store_private(units, &copy.pages, copy.after);
-        Ok(self.begin(job.id, copy))
-    }
-
-    fn load_private(&mut self, units: &[UnitId], copy: &CopyJob) -> Result<Completion, Closed> {
-        let job = self.index.load_private(units, &copy.pages, copy.after);
-        Ok(self.begin(job.id, copy))
-    }
-
-    fn free_private(&mut self, _: GroupId, units: &[UnitId]) {
-        self.index.free_private(units);
-    }
-}
+use block_pool::{GroupId, PageId, Step};
+use cache_manager::{BegunCopy, CopyEnd, CopyJob, Ledger, LedgerError, NewSequence, PageCopy, SlotId};
 
 /// A ledger and its tier.
 struct Scene {
@@ -88,8 +33,7 @@ impl Scene {
 
     /// A copy ends in the tier and in the ledger. Who can be planned now.
     fn end(&mut self, copy: &CopyJob, end: CopyEnd) -> Vec<SlotId> {
-        let outcome = if end == CopyEnd::Done { Outcome::Done } else { Outcome::Cancelled };
-        assert!(self.shelf.index.apply(self.shelf.copies[&copy.id.0], &outcome));
+        self.shelf.end(copy, end);
         let ready = self.ledger.end_copies(&[(copy.id.0, end)]).unwrap();
         self.verify();
         ready
