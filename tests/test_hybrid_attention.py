@@ -18,10 +18,16 @@ HAPPENED = (
     *("partial_hits", "stored_tails"),
     *("preemptions", "forks", "page_copies", "overlapped", "adopted_blocks", "private_blocks"),
     *("InsufficientBlocksError", "max", "vllm", "flashinfer", "tensorrt", "asleep", "alone", "events missed"),
+    *("chunks", "broken_off"),
 )
 STATES_HAPPENED = (
     *("states", "scratch", "hits", "reused_tokens", "evictions", "preemptions", "forks", "page_copies"),
-    *("overlapped", "InsufficientBlocksError"),
+    *("overlapped", "InsufficientBlocksError", "chunks", "broken_off"),
+)
+CROSS_HAPPENED = (
+    *("encoded", "encoded_before", "encoded_shared", "hits_of_encoders", "late_reused_tokens", "evictions"),
+    *("out_of_window", "partial_hits", "page_copies", "preemptions", "forks", "overlapped", "chunks"),
+    *("InsufficientBlocksError", "broken_off", "alone"),
 )
 TIERS_HAPPENED = (
     "loaded_blocks",
@@ -55,27 +61,44 @@ def test_every_forward_goes_on_from_the_state_after_the_tokens_before_it(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("groups", "states"), [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("groups", "states", "cross"), [(1, 0, 1), (2, 0, 1), (2, 0, 2), (2, 1, 1)])
+@pytest.mark.usefixtures("one_thread")
+def test_every_token_attends_to_all_tokens_of_its_encoder(
+    groups: int, states: int, cross: int, first_seed: int, long_run: bool
+) -> None:
+    happened = play(groups, states, first_seed, 1000 if long_run else 24, cross=cross)
+    expected = set(CROSS_HAPPENED) - ({"partial_hits"} if states else set())
+    assert ONLY or [name for name in sorted(expected) if not happened[name]] == []
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("groups", "states", "cross"),
+    [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (1, 1, 0), (2, 2, 0), (1, 0, 1), (2, 1, 1)],
+)
 @pytest.mark.usefixtures("one_thread")
 def test_what_comes_back_from_host_and_disk_is_what_each_group_had(
-    groups: int, states: int, first_seed: int, long_run: bool
+    groups: int, states: int, cross: int, first_seed: int, long_run: bool
 ) -> None:
-    happened = play(groups, states, first_seed, 1000 if long_run else 8, tiers=True)
+    happened = play(groups, states, first_seed, 1000 if long_run else 8, cross=cross, tiers=True)
     assert ONLY or [name for name in TIERS_HAPPENED if not happened[name]] == []
 
 
-def play(groups: int, states: int, first_seed: int, sessions: int, *, tiers: bool = False) -> Counter[str]:
+def play(
+    groups: int, states: int, first_seed: int, sessions: int, *, cross: int = 0, tiers: bool = False
+) -> Counter[str]:
     """Plays so many sessions, and counts what happened."""
     seeds = [int(ONLY)] if ONLY else range(first_seed, first_seed + sessions)
     happened: Counter[str] = Counter()
     for seed in seeds:
-        session = Session(seed, groups, states, tiers=tiers)
+        session = Session(seed, groups, states, cross, tiers=tiers)
         try:
             happened += session.run(calls=160 if tiers else 80)
         except Exception as error:
             calls = "\n".join(session.trace)
             error.add_note(
-                f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups, {states} of states\n{calls}"
+                f"to repeat: PAGEKEEPER_RANDOM_SEED={seed}, {groups} groups, {states} of states, "
+                f"{cross} of cross attention\n{calls}"
             )
             raise
         finally:

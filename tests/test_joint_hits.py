@@ -64,7 +64,8 @@ def test_a_new_prompt_finds_the_longest_prefix_that_device_and_tiers_have_togeth
         session.tier.loads, session.tier.offloads = "late", "now"
         for _ in range(4):
             tokens = session.prompt()
-            forget_some(session)
+            if session.random.random() < 0.5:
+                session.forget()
             device, together = prefixes(session, tokens)[1], from_everywhere(session, tokens)
             one = claimed(session, tokens)
             session.alloc()
@@ -83,14 +84,6 @@ def test_a_new_prompt_finds_the_longest_prefix_that_device_and_tiers_have_togeth
                 call()
     assert {"loads", "bridges", "narrowed", "on the device"} <= happened.keys(), happened
     assert happened["too large"] < happened["loads"], happened
-
-
-def forget_some(session: Session) -> None:
-    """Perhaps the device loses what follows a prefix."""
-    if session.random.random() < 0.5:
-        tokens = session.prompt()[: session.random.choice([0, 8, 24])]
-        session.kv.truncate_prefix(tokens)
-        session.model.truncate_prefix(0, tokens, session.next_to_go())
 
 
 def claimed(session: Session, tokens: list[int]) -> Live:

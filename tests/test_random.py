@@ -4,6 +4,7 @@
 """
 
 import os
+from itertools import count, islice
 
 import pytest
 
@@ -35,3 +36,13 @@ def test_the_manager_agrees_with_the_model_after_every_call(
             calls = "\n".join(session.trace)
             error.add_note(f"to repeat: PAGEKEEPER_RANDOM_SEED={seed} pytest tests/test_random.py\n{calls}")
             raise
+
+
+@pytest.mark.timeout(600)
+def test_sessions_before_a_tier_load_states(first_seed: int) -> None:
+    drawn = (Session(seed, several=True) for seed in count(first_seed))
+    loaded = 0
+    for session in islice((one for one in drawn if one.tier is not None and one.keeps_states), 16):
+        session.run(calls=80)
+        loaded += session.model.counts["loaded_states"] > 0
+    assert loaded >= 4, "loads of states are hardly met"

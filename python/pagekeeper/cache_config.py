@@ -82,7 +82,7 @@ class KVCacheConfig(Configuration, frozen=True):
         indexer_kv_cache_format: element type of the keys of a sparse-attention indexer. None is bfloat16,
             whatever `kv_cache_format` says.
         state_pool_dtype: element type of recurrent states. None is the model's. With float32 drafts follow
-            the plain state exactly.
+            the plain state exactly; so far requests of such models have none.
         kv_cache_hash_algo: how blocks are identified. "ahash64" is the fastest and not cryptographic;
             "sha256" is; "sha256_64" keeps the first 64 bits of it.
         kv_cache_hash_seed: 64 hexadecimal digits, the same wherever hashes are to be equal. None is no seed

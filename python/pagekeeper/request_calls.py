@@ -205,7 +205,8 @@ class RequestCalls:
         """What the kernels read for the forward that `alloc` planned.
 
         Pages that a request must have to itself to write to are copied now, in the manager's pool; without a
-        pool the engine copies them first, as `KVCacheInputs.page_copies` says.
+        pool the engine copies them first, as `KVCacheInputs.page_copies` says. A copy in the pool that fails
+        raises its error and changes nothing: the next call makes all of them.
 
         Args:
             batches: one batch a data-parallel replica.
@@ -233,23 +234,29 @@ class RequestCalls:
             self._connector.wait_for_loads()
         if self._groups.is_plain and not self._groups.names:
             tables, shape = self._tables[0].write(batches[0], form)
-            return _inputs(form, tables, self._copy_pages(0, shape))
+            only = _inputs(form, tables, self._copy_pages(0, shape))
+            if shape.page_copies:
+                self._core.page_work_done(launches=shape.requests > 0)
+            return only
         for writer in self._tables:
             writer.check(form)
-        # Only when no table can be refused any more is anything taken: what is taken is given once.
         written = [writer.write(batches[0], form) for writer in self._tables]
-        fills = [self._fill_pages(group, shape) for group, (_, shape) in enumerate(written)]
-        copies = [self._copy_pages(group, shape) for group, (_, shape) in enumerate(written)]
+        shapes = [shape for _, shape in written]
+        fills = [self._fill_pages(group, shape) for group, shape in enumerate(shapes)]
+        copies = [self._copy_pages(group, shape) for group, shape in enumerate(shapes)]
         inputs = [
             _inputs(form, tables, copies[group], fills[group]) for group, (tables, _) in enumerate(written)
         ]
+        if any(shape.page_fills or shape.page_copies for shape in shapes):
+            # Not before all is done: a call that failed leaves all of it to the next one.
+            self._core.page_work_done(launches=shapes[0].requests > 0)
         if not self._groups.names:
             return inputs[0]
         return KVCacheInputs(form, groups=self._groups.by_name(inputs))
 
     def _fill_pages(self, group: int, shape: BatchShape) -> NDArray[np.int32]:
         """Zeroes a group's pages, if there is a pool; gives those that are left to the engine."""
-        fills = self._core.take_page_fills(group) if shape.page_fills else NO_FILLS
+        fills = self._core.planned_page_fills(group) if shape.page_fills else NO_FILLS
         if len(fills) and self._pools:
             self._pools[group].fill_pages(fills)
             return NO_FILLS
@@ -257,7 +264,7 @@ class RequestCalls:
 
     def _copy_pages(self, group: int, shape: BatchShape) -> NDArray[np.int32]:
         """Copies a group's pages, if there is a pool; gives the copies that are left to the engine."""
-        copies = self._core.take_page_copies(group) if shape.page_copies else NO_COPIES
+        copies = self._core.planned_page_copies(group) if shape.page_copies else NO_COPIES
         if len(copies) and self._pools:
             self._pools[group].copy_pages(copies)
             return NO_COPIES
@@ -275,7 +282,7 @@ class RequestCalls:
         Returns:
             int32 [copies, 2], source and destination, to be carried out in this order. Mostly empty: a page
             is copied when a request writes behind tokens that another request, a transfer or the cache has.
-            Each copy is given once.
+            Each copy is given once. If one fails, carry out the whole list again before any forward.
         """
         return self._core.take_page_copies(self._groups.index(group))
 

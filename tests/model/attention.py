@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.windows import Chunked, Full, Kind, Window, needed_blocks
+from model.windows import Chunked, Everything, Full, Kind, Window, needed_blocks
 from pagekeeper.reference import paged_attention, write_kv
 from pagekeeper.tables import FlashInferTables, MaxTables, TensorRTTables, VllmTables
 
@@ -23,11 +23,13 @@ Rows = list[list[int]]
 AnyTables = MaxTables | VllmTables | FlashInferTables | TensorRTTables
 
 
-def dense_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray, kind: Kind) -> np.ndarray:
+def dense_attention(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, kind: Kind | Everything
+) -> np.ndarray:
     """Attention by the textbook, a query token and a head at a time.
 
     `query` [query_len, heads, head_dim] is the end of `key` [kv_len, kv_heads, head_dim] and `value`
-    [kv_len, kv_heads, value_dim].
+    [kv_len, kv_heads, value_dim], or asks for everything that they hold.
     """
     heads, kv_heads, kv_len = query.shape[1], key.shape[1], len(key)
     output = np.empty((*query.shape[:2], value.shape[2]))

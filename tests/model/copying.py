@@ -8,7 +8,7 @@ from typing import Any
 from model.keeping import Keeping
 from model.pool import NULL, Content, Group, Pool
 from model.requests import Load, Plan, Request
-from model.windows import Cross, Lasting, blocks_behind, is_usable, needed_blocks, release_order
+from model.windows import Cross, Lasting, Recurrent, blocks_behind, is_usable, needed_blocks, release_order
 from model.writing import WRITE_POLICIES
 
 
@@ -110,6 +110,10 @@ class Copying(Keeping):
         if request is None or request.load is None or request.load.copy != copy:
             return False
         if end == "finished":
+            parts = zip(self.pools, ended.blocks, strict=True)
+            self.counts["loaded_states"] += sum(
+                len(blocks) for pool, blocks in parts if isinstance(pool.kind, Recurrent)
+            )
             self._land(request)
         else:
             request.load_failed = request.load_failed or end == "failed"

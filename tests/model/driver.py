@@ -79,7 +79,13 @@ class Session(Moving, Tending, Watching):
             (4, self.misuse),
         ]
         if self.tier is not None:
-            verbs += [(2, self.behave), (2, self.prefetch), (5, self.poll), (30, self.visit)]
+            verbs += [
+                (2, self.behave),
+                (2, self.prefetch),
+                (5, self.poll),
+                (30, self.visit),
+                (12, self.forget),
+            ]
         if not self.is_plain:
             verbs.append((30, self.visit))
         if self.random.random() < 0.3:
@@ -90,8 +96,9 @@ class Session(Moving, Tending, Watching):
             self.compare()
 
     def visit(self) -> None:
-        """Some request, mostly the one that comes, is computed and goes."""
-        for call in (self.claim, self.alloc, self.poll, self.alloc, self.step, self.release):
+        """Some request, mostly the one that comes, is computed and goes: before states, in chunks."""
+        forward = [self.alloc, self.poll, self.alloc, self.step] * (3 if self.keeps_states else 1)
+        for call in (self.claim, *forward, self.release):
             call()
             self.compare()
 

@@ -1,6 +1,6 @@
 """A small recurrent layer: its state after some tokens, in whole numbers, so that equal means equal.
 
-And groups that keep such states, or memory to work in, as the sessions of `model.hybrid` use them.
+And groups that keep such states, or memory to work in, as the caches of `model.drawn` have them.
 """
 
 from __future__ import annotations

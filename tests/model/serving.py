@@ -104,7 +104,11 @@ class Serving(Stage, ABC):
         names = [one.ctx.request_id for one in batch]
         bounds: list[int | None] = [None] * len(batch)
         given: Any = None
-        if self.random.random() < 0.5:
+        if self.keeps_states and self.random.random() < 0.7:
+            # As schedulers do: to where the state is left for others.
+            chunks = self.kv.chunk_tokens([one.ctx for one in batch]).tolist()
+            given = bounds = [max(chunk, 1) for chunk in chunks]
+        elif self.random.random() < 0.5:
             bounds = [self.random.randint(1, 9) for _ in batch]
             given = list(bounds)
             if len(batch) == 1 or self.random.random() < 0.3:

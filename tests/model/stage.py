@@ -53,7 +53,7 @@ class Stage:
         choose: Any = self.random.choice
         self.page_size: int = choose([1, 2, 3, 4, 16])
         tiered = self.random.random() < 0.5
-        write_policy = choose(["write_through", "selective", "on_evict"])
+        write_policy = choose(["write_through", "write_through", "selective", "on_evict"])
         pages = self.random.randint(3, 16 if self.page_size < 16 else 8)
         if tiered and write_policy == "on_evict":
             pages = self.random.randint(9, 24)  # an eighth of them is a page
@@ -128,7 +128,7 @@ class Stage:
         longest = min(min(blocks, default=70) * self.page_size, 70) * 3 // 4
         stems = 2
         if self.tier is not None:  # more than the pool holds is asked for again
-            longest, stems = longest * 2 // 3, 5
+            longest, stems = longest * 2 // 3, 2 if self.keeps_states else 5
         self.stems: list[list[int]] = [[choose([1, 2]) for _ in range(longest)] for _ in range(stems)]
 
     @property
@@ -146,7 +146,7 @@ class Stage:
             windows: list[Kind] = [Window(tokens, sinks), Window(tokens, sinks)]
             kinds: list[Kind] = [Full(), *windows, Chunked(tokens)]
             if states:
-                interval = self.random.choice([0, 1, 2, 5]) * self.page_size
+                interval = self.random.choice([0, 1, 1, 2, 5]) * self.page_size
                 kinds += [Recurrent(interval, self.random.random() < 0.7)] * 3 + [Scratch()]
             groups.append(Group(self.random.choice(kinds), self.random.randint(3, most)))
         if self.random.random() < 0.2:

@@ -49,6 +49,13 @@ class Tending(Stage):
         forgotten = self.kv.truncate_prefix(tokens, **keys)
         assert self.model.truncate_prefix(namespace, tokens, self.next_to_go()) == forgotten
 
+    def forget(self) -> None:
+        """The device loses what follows a prefix, so that more comes from the tier."""
+        tokens = self.prompt()[: self.random.choice([0, 8, 24])]
+        self.note(f"truncate_prefix {tokens}")
+        forgotten = self.kv.truncate_prefix(tokens)
+        assert self.model.truncate_prefix(0, tokens, self.next_to_go()) == forgotten
+
     def reset(self) -> None:
         self.note("reset_prefix_cache")
         self.kv.reset_prefix_cache()

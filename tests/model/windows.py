@@ -92,6 +92,14 @@ class Cross(Lasting):
         return -(-encoder // page_size)
 
 
+@dataclass(frozen=True)
+class Everything:
+    """All that an encoder made, wherever it is."""
+
+    def sees(self, query: Any, token: Any) -> Any:
+        return token >= 0
+
+
 Kind: TypeAlias = Full | Window | Chunked | Recurrent | Scratch | Cross
 
 

@@ -3,18 +3,26 @@
 use crate::batch::one_slot_of;
 use crate::context::{RequestKey, TextContext};
 use crate::ledger::Ledger;
-use cache_manager::LedgerError;
+use block_pool::PageId;
+use cache_manager::{LedgerError, PageCopy};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 #[pymethods]
 impl Ledger {
-    /// The pages of a group to zero before the next forward, int32 [pages].
+    /// The pages of a group to zero before the next forward, int32 [pages]. They count as zeroed now.
     fn take_page_fills<'py>(&self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyArray1<i32>>> {
         let group = self.group(group)?;
         let pages = self.shared.with(py, |ledger| ledger.take_page_fills(group))?;
-        Ok(PyArray1::from_vec(py, pages.iter().map(|page| page.0.cast_signed()).collect()))
+        Ok(page_array(py, pages))
+    }
+
+    /// The same, which stay planned: whoever has zeroed them takes them.
+    fn planned_page_fills<'py>(&self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let group = self.group(group)?;
+        let pages = self.shared.with(py, |ledger| ledger.planned_page_fills(group).collect::<Vec<_>>())?;
+        Ok(page_array(py, pages))
     }
 
     /// Claims another request, named `request_id`, that goes on from where this one stands.
@@ -46,12 +54,33 @@ impl Ledger {
     }
 
     /// The page copies of a group to carry out before the next forward, in order: int32 [copies, 2], source and
-    /// destination.
+    /// destination. They count as carried out now.
     fn take_page_copies<'py>(&self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyArray2<i32>>> {
         let group = self.group(group)?;
         let copies = self.shared.with(py, |ledger| ledger.take_page_copies(group))?;
-        let ids = copies.iter().flat_map(|copy| [copy.source, copy.destination]);
-        let ids = ids.map(|page| page.0.cast_signed()).collect();
-        PyArray1::from_vec(py, ids).reshape([copies.len(), 2])
+        copy_array(py, &copies)
     }
+
+    /// The same, which stay planned: whoever has carried out all of them takes them.
+    fn planned_page_copies<'py>(&self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyArray2<i32>>> {
+        let group = self.group(group)?;
+        let copies =
+            self.shared.with(py, |ledger| ledger.planned_page_copies(group).copied().collect::<Vec<_>>())?;
+        copy_array(py, &copies)
+    }
+
+    /// What was planned of all groups' pages is carried out, or given to whoever does it. If `launches` a forward is
+    /// about to run.
+    fn page_work_done(&self, py: Python<'_>, launches: bool) -> PyResult<()> {
+        self.shared.with(py, |ledger| ledger.page_work_done(launches))
+    }
+}
+
+fn page_array(py: Python<'_>, pages: impl IntoIterator<Item = PageId>) -> Bound<'_, PyArray1<i32>> {
+    PyArray1::from_vec(py, pages.into_iter().map(|page| page.0.cast_signed()).collect())
+}
+
+fn copy_array<'py>(py: Python<'py>, copies: &[PageCopy]) -> PyResult<Bound<'py, PyArray2<i32>>> {
+    let pages = copies.iter().flat_map(|copy| [copy.source, copy.destination]);
+    page_array(py, pages).reshape([copies.len(), 2])
 }

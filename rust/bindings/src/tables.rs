@@ -43,7 +43,7 @@ pub(crate) struct BatchShape {
 }
 
 impl Ledger {
-    /// Checks a batch for tables, lets `write` fill them, and closes the step.
+    /// Checks a batch for tables, lets `write` fill them, and closes the step unless pages are to be copied or zeroed.
     fn write_tables(
         &self,
         batch: &Bound<'_, PyAny>,
@@ -61,7 +61,8 @@ impl Ledger {
         self.run(batch.py(), |ledger| {
             let shape = ledger.batch_shape(&slots)?;
             write(ledger, &slots)?;
-            if !slots.is_empty() {
+            // Else the forward cannot run yet; `page_work_done` closes the step.
+            if !slots.is_empty() && !ledger.has_planned_page_work() {
                 ledger.close_step();
             }
             Ok(BatchShape {
@@ -70,8 +71,8 @@ impl Ledger {
                 max_active: shape.max_active,
                 max_total: shape.max_total,
                 pages: shape.total_pages,
-                page_copies: ledger.planned_page_copies(group),
-                page_fills: ledger.planned_page_fills(group),
+                page_copies: ledger.planned_page_copies(group).count(),
+                page_fills: ledger.planned_page_fills(group).count(),
             })
         })
     }

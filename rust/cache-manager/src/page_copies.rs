@@ -43,9 +43,29 @@ impl Ledger {
         copies
     }
 
-    /// Page copies of a group that wait to be taken.
-    pub fn planned_page_copies(&self, group: GroupId) -> usize {
-        self.page_copies.iter().filter(|copy| copy.group == group).count()
+    /// Page copies of a group that wait to be taken, in order. Until they are, they may be carried out again from the
+    /// first on: none writes to a page that one before it reads.
+    pub fn planned_page_copies(&self, group: GroupId) -> impl Iterator<Item = &PageCopy> {
+        self.page_copies.iter().filter(move |copy| copy.group == group)
+    }
+
+    /// Whether pages of any group wait to be copied or zeroed before the next forward.
+    pub fn has_planned_page_work(&self) -> bool {
+        self.config.group_ids().any(|group| {
+            self.planned_page_copies(group).next().is_some()
+                || self.planned_page_fills(group).next().is_some()
+        })
+    }
+
+    /// All of that is done. If `launches` the open step's forward is about to run.
+    pub fn page_work_done(&mut self, launches: bool) {
+        for group in self.config.group_ids() {
+            drop(self.take_page_fills(group));
+            drop(self.take_page_copies(group));
+        }
+        if launches {
+            self.close_step();
+        }
     }
 
     /// The first step whose forward reads what page copies bring that nobody has taken.
@@ -87,7 +107,7 @@ impl Ledger {
 
     /// Pins of planned copies: the forward that may write to the page runs after these.
     pub(crate) fn planned_pins(&self, group: GroupId, page: PageId) -> u32 {
-        let copies = self.page_copies.iter().filter(|copy| copy.group == group);
+        let copies = self.planned_page_copies(group);
         copies.map(|copy| u32::from(copy.source == page) + u32::from(copy.destination == page)).sum()
     }
 

@@ -109,10 +109,10 @@ impl Ledger {
         self.fills.take(group, |page| pool.refs(page) > 0 || pool.pins(page) > 0)
     }
 
-    /// Page fills of a group that wait to be taken.
-    pub fn planned_page_fills(&self, group: GroupId) -> usize {
+    /// Pages of a group that wait to be taken and zeroed.
+    pub fn planned_page_fills(&self, group: GroupId) -> impl Iterator<Item = PageId> {
         let pool = &self.pools[group];
-        let held = |page| pool.refs(page) > 0 || pool.pins(page) > 0;
-        self.fills.planned.iter().filter(|&&(of, page)| of == group && held(page)).count()
+        let held = move |page: &PageId| pool.refs(*page) > 0 || pool.pins(*page) > 0;
+        self.fills.planned.iter().filter(move |(of, _)| *of == group).map(|&(_, page)| page).filter(held)
     }
 }
