@@ -62,7 +62,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
         request_pages: of the requests that memory was planned for, pages of each group, by name, that one
             holds at most: `plan_cache(...).pages(tokens)`. Groups that share memory do not spread their pages
-            so far that fewer of these fit than were planned, up to `max_batch_size`. None: this is seen to for
+            so far that fewer of these fit than were planned, up to `max_batch_size`. None: that is so for
             requests that are claimed, and no others.
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
         allocate_pools: False gives the ledger and tables without memory of our own; torch is not imported.
