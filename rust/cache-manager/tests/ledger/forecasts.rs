@@ -95,7 +95,8 @@ fn a_scheduler_that_trusts_the_numbers_never_runs_out() {
     let (mut admitted, mut waited, mut disturbed) = (0, 0, 0);
     for seed in 0..200 {
         let pages = 30 + (seed % 30) as u32;
-        let mut scene = Scene::new(seed, false, pages);
+        let shared = seed % 2 == 1;
+        let mut scene = Scene::new(seed, shared, if shared { pages / 2 } else { pages });
         for _ in 0..80 {
             if scene.random.below(3) == 0 {
                 scene.newcomer();
