@@ -180,7 +180,8 @@ def test_a_load_that_the_tier_refuses_is_computed_in_the_same_call() -> None:
     assert cache.holds(ctx)
     cache.kv.release(ctx)
     counted = cache.kv.metrics()
-    assert counted["copies_refused"] == 2, "the load, and the offload of what was computed instead"
+    # The load, a second try in case the first was too long, and the offload of what was computed instead.
+    assert counted["copies_refused"] == 3
     assert (counted["copies_failed"], counted["copies_in_flight"], counted["pages_free"]) == (0, 0, PAGES)
 
 
