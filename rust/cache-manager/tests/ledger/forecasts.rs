@@ -149,7 +149,8 @@ impl Scene {
         }
     }
 
-    /// Something that a scheduler does to requests beside serving them. They keep what they are promised, or wait.
+    /// Something that a scheduler does to requests beside serving them. They keep what they are promised, or
+    /// wait.
     fn disturb(&mut self) {
         let index = self.random.below(self.running.len());
         match self.random.below(10) {

@@ -166,7 +166,8 @@ impl Scene {
         self.give_a_token(self.running.len() - 1);
     }
 
-    /// Where all tokens have KV, the next one is needed to go on: the first that is not of a forward that was dropped.
+    /// Where all tokens have KV, the next one is needed to go on: the first that is not of a forward that was
+    /// dropped.
     fn give_a_token(&mut self, index: usize) {
         let one = &self.running[index];
         let lacks_one = |ledger: &Ledger| {
