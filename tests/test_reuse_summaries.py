@@ -12,7 +12,7 @@ import pytest
 
 import pagekeeper as pk
 from model.engine import claimed, compute, manager, prefilled
-from model.grouped import grouped, store
+from model.grouped import grouped
 from pagekeeper.params import FullAttention, Recurrent, SlidingWindow
 
 PROMPT = list(range(100, 200))
@@ -21,6 +21,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "window": {"full": FullAttention(), "window": SlidingWindow(window_size=8)},
     "states": {"full": FullAttention(), "states": Recurrent(8, save_last_snapshot=True)},
 }
+
+
+def store(kv: Any, tokens: Any, **options: Any) -> None:
+    kv.release(prefilled(kv, tokens, **options))
 
 
 def answers(kv: Any, batch: Any, summary: Any) -> list[Any]:
