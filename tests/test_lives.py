@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import pagekeeper as pk
-from model.grouped import grouped
-from model.hybrid import kind_argument
+from model.grouped import grouped, kind_argument
 from model.lives import Life, Moment, Out, Service
 from model.windows import (
     Chunked,
@@ -25,7 +24,6 @@ from model.windows import (
     is_usable,
     needed_blocks,
 )
-from pagekeeper import params
 
 PAGE = 4
 KINDS: list[list[Kind]] = [
@@ -43,17 +41,6 @@ KINDS: list[list[Kind]] = [
     [Window(9), Cross(), Scratch()],
 ]
 AUDIO = [(bytes([1]) * 32, 0, 1)]
-
-
-def argument(kind: Kind) -> Any:
-    match kind:
-        case Recurrent(interval, last):
-            return params.Recurrent(interval or None, save_last_snapshot=last)
-        case Scratch():
-            return params.Scratch()
-        case Cross():
-            return params.CrossAttention()
-    return kind_argument(kind)
 
 
 @dataclass
@@ -77,7 +64,7 @@ class Scene:
         choose: Any = self.random.choice
         self.kinds = choose(KINDS)
         self.names = [f"g{index}" for index in range(len(self.kinds))]
-        kinds = dict(zip(self.names, map(argument, self.kinds), strict=True))
+        kinds = dict(zip(self.names, map(kind_argument, self.kinds), strict=True))
         reserve = choose(["chunk", "prompt"])
         self.kv = grouped(kinds, 1000, PAGE, max_seq_len=64, reserve=reserve, enable_partial_reuse=False)
         self.service = Service(self.kinds, PAGE, choose([1, 3, 5, 8, 40]), choose([1, 2]))

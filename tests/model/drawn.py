@@ -13,16 +13,13 @@ import torch
 
 import pagekeeper as pk
 from model.attention import LAYER, LAYERS
+from model.grouped import kind_argument
 from model.recurrence import States
 from model.windows import Chunked, Cross, Full, Kind, Window, needed_blocks
 from pagekeeper.params import (
-    ChunkedLocal,
-    CrossAttention,
-    FullAttention,
     MultiKVCacheParams,
     Recurrent,
     Scratch,
-    SlidingWindow,
 )
 
 HEAD_DIM = 4
@@ -42,6 +39,7 @@ class Layers:
     pages: int
 
     def params(self, page_size: int, **common: Any) -> pk.MHAKVCacheParams:
+        kind: Any = kind_argument(self.kind)
         return pk.MHAKVCacheParams(
             dtype="float32",
             n_kv_heads=self.kv_heads,
@@ -49,7 +47,7 @@ class Layers:
             num_layers=LAYERS,
             page_size=page_size,
             devices=["cpu"],
-            kind=kind_argument(self.kind),
+            kind=kind,
             **common,
         )
 
@@ -191,15 +189,3 @@ class Drawn:
 
     def note(self, line: str) -> None:
         self.trace.append(line)
-
-
-def kind_argument(kind: Kind) -> FullAttention | SlidingWindow | ChunkedLocal | CrossAttention:
-    """How the parameters of a group say it."""
-    match kind:
-        case Window(tokens, sinks):
-            return SlidingWindow(tokens, sinks)
-        case Chunked(tokens):
-            return ChunkedLocal(tokens)
-        case Cross():
-            return CrossAttention()
-    return FullAttention()

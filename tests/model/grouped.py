@@ -5,8 +5,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pagekeeper as pk
+from model import windows
 from model.engine import prefilled
-from pagekeeper.params import MultiKVCacheParams, Recurrent, RecurrentKVCacheParams, RecurrentState, Scratch
+from pagekeeper.params import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    MultiKVCacheParams,
+    Recurrent,
+    RecurrentKVCacheParams,
+    RecurrentState,
+    Scratch,
+    SlidingWindow,
+)
+from pagekeeper.params.groups import GroupKind
 
 MANAGER_OPTIONS = {"allocate_pools", "max_batch_size", "max_seq_len", "max_num_input_tokens", "reserve"}
 
@@ -31,6 +43,22 @@ def grouped(
     total = dict.fromkeys(kinds, pages) if isinstance(pages, int) else dict(pages)
     chosen = {"max_batch_size": 16, "allocate_pools": False} | chosen
     return pk.PagedKVCacheManager(MultiKVCacheParams(groups), None, total, **chosen)
+
+
+def kind_argument(kind: windows.Kind) -> GroupKind:
+    """How the parameters of a group say it."""
+    match kind:
+        case windows.Window(tokens, sinks):
+            return SlidingWindow(tokens, sinks)
+        case windows.Chunked(tokens):
+            return ChunkedLocal(tokens)
+        case windows.Recurrent(interval, last):
+            return Recurrent(interval or None, save_last_snapshot=last)
+        case windows.Scratch():
+            return Scratch()
+        case windows.Cross():
+            return CrossAttention()
+    return FullAttention()
 
 
 def rows(kv: pk.PagedKVCacheManager, ctx: pk.TextContext) -> dict[str, list[int]]:

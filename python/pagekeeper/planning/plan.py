@@ -125,7 +125,8 @@ class CachePlan:
         """Bytes of the pools, null pages included."""
         if self.memory.huge_pages is not None:
             return (self.memory.huge_pages + 1) * self.memory.huge_bytes
-        return sum(self._bytes_with_null(self.memory.pages))
+        groups = zip(self.groups.values(), self.memory.pages, strict=True)
+        return sum((pages + 1) * group.bytes_per_page for group, pages in groups)
 
     def pages(self, tokens: int) -> dict[str, int]:
         """Pages that a request holds at one time in each group, at most.
@@ -151,8 +152,8 @@ class CachePlan:
     def concurrency(self, tokens: int) -> int:
         """Requests that there is room for at a time.
 
-        Where groups share memory, and blocks are cached that lie scattered over it, one may have to be
-        preempted on the way.
+        Where groups share memory and blocks are cached, a manager from `load_kv_manager` keeps room for
+        requests of its `max_seq_len`. Of more, shorter ones, one may have to be preempted on the way.
 
         Args:
             tokens: the length of each.
@@ -238,10 +239,6 @@ class CachePlan:
             return self
         least = self.needed_bytes(tokens, requests)
         return self._division.plan(least) if least < self.available_bytes else self
-
-    def _bytes_with_null(self, pages: tuple[int, ...] | list[int]) -> list[int]:
-        groups = zip(self.groups.values(), pages, strict=True)
-        return [(count + 1) * group.bytes_per_page for group, count in groups]
 
 
 def _has_room(memory: GroupMemory, pages: Sequence[int]) -> bool:

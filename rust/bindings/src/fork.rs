@@ -69,8 +69,8 @@ impl Ledger {
         copy_array(py, &copies)
     }
 
-    /// What was planned of all groups' pages is carried out, or given to whoever does it. If `launches` a forward is
-    /// about to run.
+    /// What was planned of all groups' pages is carried out, or given to whoever does it. If `launches` a
+    /// forward is about to run.
     fn page_work_done(&self, py: Python<'_>, launches: bool) -> PyResult<()> {
         self.shared.with(py, |ledger| ledger.page_work_done(launches))
     }

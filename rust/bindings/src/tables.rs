@@ -43,7 +43,8 @@ pub(crate) struct BatchShape {
 }
 
 impl Ledger {
-    /// Checks a batch for tables, lets `write` fill them, and closes the step unless pages are to be copied or zeroed.
+    /// Checks a batch for tables, lets `write` fill them, and closes the step unless pages are to be copied
+    /// or zeroed.
     fn write_tables(
         &self,
         batch: &Bound<'_, PyAny>,

@@ -77,6 +77,16 @@ pub struct Expected {
     pub pages: Vec<u32>,
 }
 
+impl Expected {
+    /// How many have room in a slab of this `capacity` with nothing in use.
+    pub(crate) fn that_fit(&self, capacity: &Room) -> u32 {
+        most_that_fit(self.requests, |requests| {
+            let pages = self.pages.iter().map(|pages| pages.saturating_mul(requests));
+            capacity.can_satisfy(&pages.collect::<SmallVec<[u32; 4]>>())
+        })
+    }
+}
+
 impl LedgerConfig {
     /// What most want: one group of full attention, prefixes shared by `ahash64` without a seed, LRU, no limits but
     /// the pool's, no events.
@@ -130,16 +140,16 @@ impl LedgerConfig {
         asked.map_or(room, |blocks| blocks.min(room))
     }
 
-    /// Most blocks of a request that is alone and plain, where groups share a slab of this `capacity`: each group then has
-    /// what it needs while two tokens are computed.
+    /// Most blocks of a request that is alone and plain, where groups share a slab of this `capacity`: each
+    /// group then has what it needs while two tokens are computed.
     pub(crate) fn most_blocks_alone(&self, capacity: &Room) -> u32 {
         let page_size = self.page_size;
         most_that_fit(self.max_blocks_per_request(0), |blocks| {
             let tokens = blocks.saturating_mul(page_size);
             let held = |group: &Group| match group.kind {
                 GroupKind::Full => blocks,
-                GroupKind::Recurrent(snapshots) if snapshots.any() => 3,
-                GroupKind::Recurrent(_) | GroupKind::Scratch | GroupKind::Cross => 1,
+                GroupKind::Recurrent(_) => group.kind.most_states(),
+                GroupKind::Scratch | GroupKind::Cross => 1,
                 kind @ (GroupKind::Window { .. } | GroupKind::Chunked { .. }) => {
                     let mut most = 0;
                     kind.fullest(0, tokens - 1, page_size, |start| {
@@ -234,7 +244,7 @@ impl LedgerConfig {
 }
 
 /// The largest number up to `most` that fits, if all smaller ones fit; 0 if none does.
-pub(crate) fn most_that_fit(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+fn most_that_fit(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut fit, mut do_not) = (0, most.saturating_add(1));
     while fit + 1 < do_not {
         let middle = fit.midpoint(do_not);

@@ -144,7 +144,7 @@ impl EventLog {
         }
     }
 
-    /// The device has lost a block of a group. Blocks that it loses one after the other in one call share an event.
+    /// The device has lost a block of a group. Those lost one after the other in one call share an event.
     #[inline]
     pub fn removed(&mut self, group: GroupId, key: u64) {
         if self.beyond.is_some() {

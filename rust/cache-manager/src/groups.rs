@@ -142,6 +142,12 @@ impl GroupKind {
         if self.is_recurrent() { GroupKind::Recurrent(Snapshots::default()) } else { self }
     }
 
+    /// States that a beam has at one time, at most: the live one, and those that two steps out went on from,
+    /// if any are kept.
+    pub(crate) fn most_states(&self) -> u32 {
+        if matches!(self, GroupKind::Recurrent(snapshots) if snapshots.any()) { 3 } else { 1 }
+    }
+
     /// Whether there is a page for each block that is needed, with the keys and values of its tokens.
     #[inline]
     pub fn has_blocks(&self) -> bool {

@@ -85,9 +85,10 @@ impl Found {
         }
     }
 
-    /// Looks for the request's blocks up to block `limit`. Gives the hit, the length of the prefix that is there, in
-    /// blocks, and, as far as the look-up sees it, why there is no more. A hit that ends at or before the request's
-    /// position saves nothing, and is none. The first blocks behind those that the request has published are `known`.
+    /// Looks for the request's blocks up to block `limit`. Gives the hit, the length of the prefix that is
+    /// there, in blocks, and, as far as the look-up sees it, why there is no more. A hit that ends at or
+    /// before the request's position saves nothing, and is none. The first blocks behind those that the
+    /// request has published are `known`.
     pub(crate) fn look_up(
         &mut self,
         config: &LedgerConfig,

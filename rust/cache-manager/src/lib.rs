@@ -8,11 +8,12 @@
 //! Every call validates first, then plans on a read-only view, then commits what cannot fail: a call that
 //! returns an error has changed nothing but the counter of failures.
 //!
-//! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`),
-//! [`alloc`](Ledger::alloc) (`planning`, `admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
+//! The modules follow the life of a request: [`claim`](Ledger::claim) (`ledger`), [`alloc`](Ledger::alloc)
+//! (`planning`, `admission`), tables (`tables`), [`step`](Ledger::step) (`delivery`),
 //! [`truncate`](Ledger::truncate), [`preempt`](Ledger::preempt) and [`release`](Ledger::release)
-//! (`letting_go`); then [`suspend`](Ledger::suspend) and [`resume`](Ledger::resume) (`suspension`), `drafts`, [`fork`](Ledger::fork), `page_copies`, `partial`, `tails`, `copies`, `loads`, `offloads`,
-//! `retention`, `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `whereabouts`, `snapshot`,
+//! (`letting_go`); then [`suspend`](Ledger::suspend) and [`resume`](Ledger::resume) (`suspension`), `drafts`,
+//! [`fork`](Ledger::fork), `page_copies`, `partial`, `tails`, `copies`, `loads`, `offloads`, `retention`,
+//! `pins`, `probe`, `forgetting`, `verify`; and what is told outside: `events`, `whereabouts`, `snapshot`,
 //! `misses`, `counters`.
 #![forbid(unsafe_code)]
 

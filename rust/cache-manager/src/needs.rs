@@ -27,7 +27,7 @@ pub struct Outlook<'a> {
     pub num_tokens: &'a [u32],
     /// Whether a forward is planned before the results of the one before are known: two are looked at together.
     pub two_steps: bool,
-    /// What [`Ledger::probe`] has found of the prompts of requests, in their order. The answer is the same without.
+    /// What [`Ledger::probe`] found of the requests' prompts, in their order. The answer is the same without.
     pub walks: &'a [Option<&'a PrefixWalk>],
 }
 

@@ -43,8 +43,8 @@ impl Ledger {
         copies
     }
 
-    /// Page copies of a group that wait to be taken, in order. Until they are, they may be carried out again from the
-    /// first on: none writes to a page that one before it reads.
+    /// Page copies of a group that wait to be taken, in order. Until they are, they may be carried out again
+    /// from the first on: none writes to a page that one before it reads.
     pub fn planned_page_copies(&self, group: GroupId) -> impl Iterator<Item = &PageCopy> {
         self.page_copies.iter().filter(move |copy| copy.group == group)
     }

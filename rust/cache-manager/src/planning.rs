@@ -39,7 +39,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Whether the request goes on from something that is stored.
-    pub(crate) fn moves(&self) -> bool {
+    pub(crate) fn reuses(&self) -> bool {
         !self.hit.is_empty() || self.partial.is_some() || self.load.is_some()
     }
 
@@ -73,7 +73,7 @@ pub(crate) struct Scratch {
     pub(crate) found: Found,
     /// How often what a request may find is halved.
     pub(crate) halvings: u32,
-    /// Pages of each group that there is to be room for when the batch begins to take its own, those among them.
+    /// Pages of each group to keep room for when the batch begins to take its own, those among them.
     pub(crate) left: SmallVec<[u32; 4]>,
     pub(crate) leaving: Leaving,
     pub(crate) taken_over: TakenOver,
@@ -148,7 +148,7 @@ impl LedgerConfig {
     }
 }
 
-/// One past the last block that a request may find, which has `held` blocks and could find those before `limit`.
+/// One past the last block that a request with `held` blocks may find, of those before `limit`.
 #[inline]
 fn most_found(held: usize, limit: usize, halvings: u32) -> usize {
     held + limit.saturating_sub(held).checked_shr(halvings).unwrap_or(0)

@@ -43,8 +43,8 @@ pub struct PrefixReuse {
     pub walk: PrefixWalk,
 }
 
-/// Where the leading blocks of a prompt are in the tree, so that a request with that prompt need not look for them
-/// again. It is of use to the ledger that gave it, until that drops a block of any prompt.
+/// Where the leading blocks of a prompt are in the tree, so that a request with that prompt need not look for
+/// them again. It is of use to the ledger that gave it, until that drops a block of any prompt.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PrefixWalk {
     nodes: Vec<NodeId>,
@@ -53,8 +53,9 @@ pub struct PrefixWalk {
 }
 
 impl PrefixWalk {
-    /// The request's blocks behind its own published ones, up to block `limit`, as far as they are known. None if the
-    /// walk was along another prompt, as the hash of the last block tells, or is of no use any more.
+    /// The request's blocks behind its own published ones, up to block `limit`, as far as they are known.
+    /// None if the walk was along another prompt, as the hash of the last block tells, or is of no use any
+    /// more.
     pub(crate) fn of(&self, sequence: &Sequence, tree: &PrefixTree, limit: usize) -> &[NodeId] {
         let known = self.nodes.get(sequence.nodes.len()..limit.min(self.nodes.len())).unwrap_or_default();
         let Some(&last) = known.last().filter(|_| self.dropped == tree.dropped()) else { return &[] };

@@ -1,17 +1,17 @@
 //! Room that is kept for what is there to run to its end, where groups share a slab.
 //!
-//! Pages of a group that lie spread over many huge pages keep the other groups out of all of these, though most of each
-//! may be idle. Pages come to be spread in three ways: they are taken in huge pages that nobody uses, while there are
-//! idle ones in others; a hit claims them where they lie; a request goes over to the pages of a twin. So while all
-//! requests can run to their ends, pages are taken as if the rest of what they need were taken next
-//! ([`block_pool::Pools::take_many`]), and a request goes on from a shorter hit, or none, rather than change that.
-//! A twin's pages are left alone where that would open a huge page.
+//! Pages of a group that lie spread over many huge pages keep the other groups out of all of these, though
+//! most of each may be idle. Pages come to be spread in three ways: they are taken in huge pages that nobody
+//! uses, while there are idle ones in others; a hit claims them where they lie; a request goes over to the
+//! pages of a twin. So while all requests can run to their ends, pages are taken as if the rest of what they
+//! need were taken next ([`block_pool::Pools::take_many`]), and a request goes on from a shorter hit, or
+//! none, rather than change that. A twin's pages are left alone where that would open a huge page.
 //!
-//! The promise is for the requests that the slab was planned for as well, come or not. Of more requests than fit, some
-//! have to wait or to be preempted, wherever pages lie. Then it is kept for those that are there, or that hold something
-//! already; and if these are too many, pages and hits are taken as they come.
+//! The promise is for the requests that the slab was planned for as well, come or not. Of more requests than
+//! fit, some have to wait or to be preempted, wherever pages lie. Then it is kept for those that are there,
+//! or that hold something already; and if these are too many, pages and hits are taken as they come.
 
-use crate::config::{Expected, most_that_fit};
+use crate::config::Expected;
 use crate::error::LedgerError;
 use crate::groups::GroupKind;
 use crate::hits::Hit;
@@ -23,19 +23,10 @@ use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use crate::tiers::Loads;
 use crate::to_completion::Share;
-use block_pool::{GroupId, Room};
+use block_pool::GroupId;
 use smallvec::{SmallVec, smallvec};
 
-impl Expected {
-    /// How many have room in a pool with nothing in use.
-    pub(crate) fn that_fit(&self, capacity: &Room) -> u32 {
-        most_that_fit(self.requests, |requests| {
-            let pages = self.pages.iter().map(|pages| pages.saturating_mul(requests));
-            capacity.can_satisfy(&pages.collect::<Pages>())
-        })
-    }
-}
-
+/// Pages of each group.
 type Pages = SmallVec<[u32; 4]>;
 
 /// Whom the promise is for.
@@ -58,8 +49,8 @@ const CIRCLES: [Circle; 4] = [
 ];
 
 impl Ledger {
-    /// [`Ledger::plan`], where requests go on from less than was found if the promise cannot be kept otherwise. Notes what
-    /// there is to be room for when the batch takes its pages.
+    /// [`Ledger::plan`], where requests go on from less than was found if the promise cannot be kept
+    /// otherwise. Notes what there is to be room for when the batch takes its pages.
     pub(crate) fn plan_room(
         &mut self,
         batch: &[SlotId],
@@ -85,7 +76,7 @@ impl Ledger {
         planned
     }
 
-    /// Whether the promise could be kept if nothing were spread, and cannot.
+    /// Whether the promise cannot be kept, and could be if nothing were spread. Notes [`Scratch::left`].
     fn spreads(&mut self, planned: &Result<(), LedgerError>, scratch: &mut Scratch) -> bool {
         let (Ok(()) | Err(LedgerError::InsufficientBlocks { .. })) = planned else { return false };
         let demand = self.demand(scratch);
@@ -102,8 +93,8 @@ impl Ledger {
         self.room_to_end(&Scratch::default(), demand).0
     }
 
-    /// What can be promised once a planned batch has claimed its hits and takes `demand` pages of each group; and whether
-    /// more could be, if nothing were spread.
+    /// What can be promised once a planned batch has claimed its hits and takes `demand` pages of each group;
+    /// and whether more could be, if nothing were spread.
     fn room_to_end(&mut self, scratch: &Scratch, demand: &[u32]) -> (Pages, bool) {
         let (room, claimed) = self.room_after(scratch);
         self.look_at_rests();
@@ -123,61 +114,65 @@ impl Ledger {
         (demand.iter().copied().collect(), spread)
     }
 
-    /// Pages of each group that requests take until they end, at most, once the planned batch has `claimed` its hits.
+    /// Pages of each group that requests take until they end, at most, once the planned batch has `claimed`
+    /// its hits.
     fn to_come(&self, scratch: &Scratch, claimed: &[i64], circle: Circle) -> Pages {
-        let mut pages: SmallVec<[i64; 4]> = smallvec![0; self.config.groups.len()];
-        let included = |sequence: &Sequence| circle.all || !sequence.holds_nothing();
-        let mut add = |sign: i64, slot, sequence: &Sequence, plan: Option<&Plan>| {
-            let next = (plan.is_some() || !circle.unbounded && sequence.position < sequence.prompt_end)
-                .then(|| self.next_of(slot, sequence, plan, circle));
-            for (group, pages) in self.config.group_ids().zip(&mut pages) {
-                let most = match &next {
-                    None => sequence.rest.most[group.index()],
-                    Some(next) => self.most_pages(next, group),
-                };
-                let hit_end = next.as_ref().map_or(0, |next| next.hit_end);
-                *pages += sign * i64::from(self.beside_held(sequence, group, most, hit_end));
-            }
+        let mut sums: SmallVec<[i64; 4]> = smallvec![0; self.config.groups.len()];
+        let mut add = |times: i64, pages: &[u32]| {
+            sums.iter_mut().zip(pages).for_each(|(sum, &pages)| *sum += times * i64::from(pages));
         };
+        let included = |sequence: &Sequence| circle.all || !sequence.holds_nothing();
         for (slot, sequence) in self.slots.iter().filter(|(_, sequence)| included(sequence)) {
-            add(1, slot, sequence, None);
+            add(1, &self.rest_of(slot, sequence, None, circle));
         }
         for plan in &scratch.plans {
             let Some(sequence) = self.slots.get(plan.slot) else { continue };
-            let moves = plan.start > sequence.position;
-            if included(sequence) && moves {
-                add(-1, plan.slot, sequence, None);
+            let is_ahead = plan.start > sequence.position;
+            if included(sequence) && is_ahead {
+                add(-1, &self.rest_of(plan.slot, sequence, None, circle));
             }
-            if !included(sequence) || moves {
-                add(1, plan.slot, sequence, Some(plan));
+            if !included(sequence) || is_ahead {
+                add(1, &self.rest_of(plan.slot, sequence, Some(plan), circle));
             }
         }
-        let Expected { requests, pages: of_each } = &self.config.expected;
-        let absent = (i64::from(*requests) - self.slots.len() as i64).max(0);
-        for (group, (pages, claimed)) in self.config.group_ids().zip(pages.iter_mut().zip(claimed)) {
-            if let Some(&each) = of_each.get(group.index()).filter(|_| circle.expected) {
-                *pages += absent * i64::from(each);
-            }
-            if self.config.kind(group).is_counted_whole() {
+        if circle.expected {
+            let Expected { requests, pages } = &self.config.expected;
+            add((i64::from(*requests) - self.slots.len() as i64).max(0), pages);
+        }
+        for (group, (sum, claimed)) in self.config.group_ids().zip(sums.iter_mut().zip(claimed)) {
+            if self.config.kind(group).gives_back() {
                 let pool = &self.pools[group];
-                *pages -= i64::from(pool.held() - pool.in_flight()) + claimed;
+                *sum -= i64::from(pool.held() - pool.in_flight()) + claimed;
             }
         }
-        pages.into_iter().map(whole).collect()
+        sums.into_iter().map(whole).collect()
     }
 
-    /// Of the `most` pages that a request will hold of a group at one time, those that it has not, where this is simple: of
-    /// a group that gives pages back, all.
+    /// The pages that one request counts for, as it is or as it is planned.
+    fn rest_of(&self, slot: SlotId, sequence: &Sequence, plan: Option<&Plan>, circle: Circle) -> Pages {
+        let in_prompt = sequence.position < sequence.prompt_end;
+        let next = (plan.is_some() || !circle.unbounded && in_prompt).then(|| {
+            let bound = plan.map_or(sequence.bound, |plan| plan.bound);
+            self.next_of(slot, sequence, plan, (!circle.unbounded).then_some(bound))
+        });
+        let pages = self.config.group_ids().map(|group| match &next {
+            None => self.beside_held(sequence, group, sequence.rest.most[group.index()], 0),
+            Some(next) => self.beside_held(sequence, group, self.most_pages(next, group), next.hit_end),
+        });
+        pages.collect()
+    }
+
+    /// Of the `most` pages that a request will hold of a group at one time, those that it has not, where this
+    /// is simple: of a group that gives pages back, all.
     fn beside_held(&self, sequence: &Sequence, group: GroupId, most: u32, hit_end: u32) -> u32 {
         let kind = self.config.kind(group);
-        if kind.is_counted_whole() {
+        if kind.gives_back() {
             most
         } else if kind.lasts() {
             self.needed_to_last(sequence, group)
         } else {
             let held = sequence.blocks_held(group, self.config.page_size).max(hit_end);
-            let copies = sequence.exposed
-                && self.copies_first(sequence, group, sequence.position, &mut Leaving::new());
+            let copies = self.copies_first(sequence, group, sequence.position, &mut Leaving::new());
             most.saturating_sub(held) + sequence.pages_to_return(group) + u32::from(copies)
         }
     }
@@ -190,7 +185,7 @@ impl Ledger {
         if kind.lasts() {
             0 // taken once, and counted as such
         } else if kind.is_recurrent() {
-            self.most_states(sequence, group, true)
+            sequence.beams.max(1) - 1 + kind.most_states()
         } else if kind.forgets() {
             self.peaks(next, group, true, &Share::default()).0
         } else {
@@ -201,13 +196,11 @@ impl Ledger {
         }
     }
 
-    /// What comes next for a request, as it is or as it is planned.
-    fn next_of(&self, slot: SlotId, sequence: &Sequence, plan: Option<&Plan>, circle: Circle) -> Next {
+    /// What comes next for a request, as it is or as it is planned, if forwards compute no more than `bound`.
+    fn next_of(&self, slot: SlotId, sequence: &Sequence, plan: Option<&Plan>, bound: Option<u32>) -> Next {
         let page_size = self.config.page_size;
         let start = plan.map_or(sequence.arrival(page_size), |plan| plan.start);
-        let bounded =
-            if circle.unbounded { None } else { Some(plan.map_or(sequence.bound, |plan| plan.bound)) };
-        let most = self.config.most_tokens(bounded);
+        let most = self.config.most_tokens(bound);
         let goes_on = !sequence.dummy && start < sequence.most_tokens(&self.config);
         Next {
             slot,
@@ -226,7 +219,7 @@ impl Ledger {
         };
         for slot in self.slots.iter().filter_map(moved).collect::<SmallVec<[SlotId; 16]>>() {
             let Some(sequence) = self.slots.get(slot) else { continue };
-            let next = self.next_of(slot, sequence, None, CIRCLES[0]);
+            let next = self.next_of(slot, sequence, None, None);
             let most = self.config.group_ids().map(|group| self.most_pages(&next, group)).collect();
             let key = Some(sequence.rest_key());
             if let Some(sequence) = self.slots.get_mut(slot) {
@@ -259,8 +252,9 @@ impl Sequence {
 }
 
 impl GroupKind {
-    /// Whether requests give pages of the group back before they end.
-    fn is_counted_whole(self) -> bool {
+    /// Whether requests give pages of the group back before they end: what all of them hold is counted as
+    /// one.
+    fn gives_back(self) -> bool {
         self.forgets() && !self.lasts()
     }
 }

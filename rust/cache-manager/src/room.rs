@@ -42,16 +42,16 @@ impl Ledger {
         }
     }
 
-    /// The room once the hits of a planned batch are claimed; and the pages of each group that are claimed, less those
-    /// that are given back.
+    /// The room once the hits of a planned batch are claimed; and the pages of each group that are claimed,
+    /// less those that are given back.
     pub(crate) fn room_after(&mut self, scratch: &Scratch) -> (Room, SmallVec<[i64; 4]>) {
         let mut room = self.pools.room();
         let mut claimed = smallvec![0; self.config.groups.len()];
-        let mut moved = scratch.plans.iter().filter(|plan| plan.moves()).peekable();
-        if moved.peek().is_some() {
+        let mut reusing = scratch.plans.iter().filter(|plan| plan.reuses()).peekable();
+        if reusing.peek().is_some() {
             self.mark_planned(scratch);
         }
-        for plan in moved {
+        for plan in reusing {
             self.change_room(plan, &scratch.found, &mut room, |group, gains| {
                 claimed[group.index()] += if gains { 1 } else { -1 };
             });
@@ -90,8 +90,8 @@ impl Ledger {
         self.mark_held(&scratch.found, &parts);
     }
 
-    /// Opens a pass of marks in which the pages that are held, and hit, are marked: nobody who lets one go makes room.
-    /// So are those of the blocks of `parts`.
+    /// Opens a pass of marks in which the pages that are held, and hit, are marked: nobody who lets one go
+    /// makes room. So are those of the blocks of `parts`.
     pub(crate) fn mark_held(&mut self, found: &Found, parts: &[NodeId]) {
         for group in self.config.group_ids() {
             let pool = &mut self.pools[group];

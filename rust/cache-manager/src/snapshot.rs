@@ -29,7 +29,8 @@ impl Ledger {
         EventSnapshot { next_id: self.events.next_id(), events }
     }
 
-    /// Every block that a group has on the device, in runs of consecutive ones; a run comes after the run that it branches from.
+    /// Every block that a group has on the device, in runs of consecutive ones; a run comes after the run
+    /// that it branches from.
     fn cached_runs(&self, group: GroupId) -> Vec<Stored> {
         let tree = &self.tree;
         let pool = &self.pools[group];

@@ -41,7 +41,7 @@ impl Ledger {
         if self.config.kind(group).lasts() {
             return self.needed_to_last(sequence, group);
         }
-        // Two steps in a row both go on from kept states only while the prompt is computed: others are of a token.
+        // Two steps in a row both go on from kept states only in the prompt: others are of a token.
         let oldest = sequence.steps_out.front().map_or(forward.start, |out| out.start);
         let in_a_row = oldest < sequence.prompt_end || self.config.page_size == 1;
         let steps =
@@ -66,16 +66,6 @@ impl Ledger {
                 .into_iter()
                 .flatten()
                 .any(|at| at > 0 && (start..=last_start).contains(&at))
-    }
-
-    /// Pages that a request has at one time, at most, all its beams together.
-    pub(crate) fn most_states(&self, sequence: &Sequence, group: GroupId, two_steps: bool) -> u32 {
-        let steps = (1 + u32::from(two_steps)).max(sequence.steps_out.len() as u32);
-        let own = match self.config.kind(group) {
-            GroupKind::Recurrent(snapshots) if snapshots.any() => 1 + steps,
-            _ => 1,
-        };
-        sequence.beams.max(1) - 1 + own
     }
 
     /// Pages that a request takes once, if it has not. To work in each of its beams has some; what an encoder made is for

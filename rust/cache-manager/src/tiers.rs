@@ -195,7 +195,8 @@ impl Loads<'_> {
                     while let Some(plan) =
                         run(limit, &mut |group, block| tier.has(group, &key(guards, block)))
                     {
-                        // A shorter prefix that still needs the first block that does not fit needs those before it.
+                        // A shorter prefix that still needs the first block that does not fit needs those
+                        // before it.
                         let surplus = config.group_ids().filter_map(|group| {
                             let blocks = plan.blocks_to_load(group);
                             let fit =

@@ -1,7 +1,8 @@
 //! Where blocks lie, device and tiers together: a block is told of by its nearest copy.
 //!
-//! The tiers report what they get and lose ([`Reports`]). The log heeds that before it tells of anything else, so that
-//! all events are in one order. Nobody else knows the tokens of a block that the device has lost, so they are kept here.
+//! The tiers report what they get and lose ([`Reports`]). The log heeds that before it tells of anything
+//! else, so that all events are in one order. Nobody else knows the tokens of a block that the device has
+//! lost, so they are kept here.
 
 use crate::events::{Change, EventKind, EventLog, Stored, Tier};
 use crate::ledger::Ledger;
@@ -324,8 +325,8 @@ impl EventLog {
 }
 
 impl Ledger {
-    /// Tells of blocks on these tiers, too, from now on, and of those that are there from the start. For a ledger that
-    /// nothing was asked of yet.
+    /// Tells of blocks on these tiers, too, from now on, and of those that are there from the start. For a
+    /// ledger that nothing was asked of yet.
     pub fn tell_of(&mut self, tiers: &TieredGroups) {
         let restored: Vec<Vec<Restored>> =
             tiers.groups().iter().map(TieredConnector::take_restored).collect();

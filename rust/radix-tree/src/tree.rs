@@ -95,7 +95,7 @@ impl PrefixTree {
         self.dropped = dropped;
     }
 
-    /// Nodes that were dropped so far: as long as there are no more, every node that there was is still there.
+    /// Nodes dropped so far: as long as there are no more, every node that there was is still there.
     #[inline]
     pub fn dropped(&self) -> u64 {
         self.dropped

@@ -4,14 +4,14 @@
 //! look up or offer blocks only if it matters to them.
 
 use crate::copy::CopyEngine;
-use crate::index::{IndexCounters, IndexFault, TierIndex};
+use crate::index::{IndexFault, TierIndex};
 use crate::job::{Job, Offer, Origin, Outcome, TierKey};
 use crate::lanes::Lanes;
 use crate::mover::{Memory, Mover};
 use crate::reports::Reporter;
 use crate::shards::time_left;
 use crate::transfer::{Ended, Handoff};
-use crate::vault::{Vault, VaultCounters};
+use crate::vault::Vault;
 use block_pool::{EvictionPolicy, PageId, Step};
 use completion::{Completion, pending};
 use parking_lot::{Mutex, MutexGuard};
@@ -22,10 +22,12 @@ use thiserror::Error;
 
 mod account;
 mod below;
+mod metrics;
 mod private;
 #[cfg(test)]
 mod tests;
 use below::Below;
+pub use metrics::{BelowMetrics, TierMetrics};
 pub use private::NoUnits;
 
 /// Bytes of one job: a long copy is many jobs, so that lanes share it and blocks are found as they land.
@@ -64,46 +66,6 @@ pub enum Offered {
     Storing(Completion),
     /// The lanes have fallen behind, or the memory is out of reach: the blocks were dropped.
     Dropped,
-}
-
-/// Counters and gauges of the tier below the host.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct BelowMetrics {
-    /// What its index counted.
-    pub index: IndexCounters,
-    /// What moves its blocks.
-    pub vault: VaultCounters,
-    /// Blocks that were not written because too many waited.
-    pub dropped_busy: u64,
-    /// Blocks that can be found.
-    pub blocks: u32,
-    /// Slots in all.
-    pub slots: u32,
-    /// Blocks that are being written or wait for it.
-    pub writing: usize,
-}
-
-/// Counters and gauges.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct TierMetrics {
-    /// What the index counted.
-    pub index: IndexCounters,
-    /// Blocks offered that were dropped because the lanes had fallen behind.
-    pub dropped_busy: u64,
-    /// Blocks offered that were dropped because the memory was out of reach.
-    pub dropped_lost: u64,
-    /// Times that the memory went out of reach.
-    pub losses: u64,
-    /// Blocks that can be found.
-    pub blocks: u32,
-    /// Private units.
-    pub private_units: u32,
-    /// Units in all.
-    pub units: u32,
-    /// Jobs in flight.
-    pub jobs: usize,
-    /// Those of the tier below, if there is one.
-    pub below: Option<BelowMetrics>,
 }
 
 /// A host tier and its mover.
@@ -386,38 +348,6 @@ impl TieredConnector {
                 below.vault.reset()
             }
         })
-    }
-
-    /// Counters and gauges.
-    pub fn metrics(&self) -> TierMetrics {
-        self.enter().map_or_else(
-            |_| TierMetrics::default(),
-            |inner| TierMetrics {
-                index: inner.index.counters(),
-                dropped_busy: inner.dropped_busy,
-                dropped_lost: inner.dropped_lost,
-                losses: inner.losses,
-                blocks: if inner.lost { 0 } else { inner.index.blocks() },
-                private_units: inner.index.private_units().len() as u32,
-                units: inner.index.total(),
-                jobs: inner.index.in_flight(),
-                below: inner.below.as_ref().map(Below::metrics),
-            },
-        )
-    }
-
-    /// Bytes of host memory that hold no block and are not private, and in all.
-    pub fn host_bytes(&self) -> (u64, u64) {
-        let TierMetrics { blocks, private_units, units, .. } = self.metrics();
-        let bytes = |units: u32| u64::from(units) * self.unit_bytes as u64;
-        (bytes(units - blocks - private_units), bytes(units))
-    }
-
-    /// Bytes of the tier below that hold no block, and in all.
-    pub fn below_bytes(&self) -> (u64, u64) {
-        let BelowMetrics { blocks, slots, .. } = self.metrics().below.unwrap_or_default();
-        let bytes = |slots: u32| u64::from(slots) * self.unit_bytes as u64;
-        (bytes(slots - blocks), bytes(slots))
     }
 
     /// Waits until no copy is in flight; false when `timeout` passes first.

@@ -146,27 +146,24 @@ impl Scene {
             return;
         }
         let parent = &self.running[here[self.random.below(here.len())]];
-        let Running { slot, drafts, prompt, output, prompt_end, .. } = *parent;
-        let slot = self.ledger.fork(slot).expect("it can be forked");
+        let slot = self.ledger.fork(parent.slot).expect("it can be forked");
         let at = self.ledger.position(slot).expect("it is claimed");
-        let prompt_end = if at.processed == 0 { at.known } else { prompt_end };
-        let (place, walk) = (Place::Here, None);
+        let prompt_end = if at.processed == 0 { at.known } else { parent.prompt_end };
         self.running.push(Running {
             slot,
-            drafts,
-            prompt,
-            output,
             prompt_end,
             out: 0,
             late: 0,
-            place,
+            place: Place::Here,
             admitted: false,
-            walk,
+            walk: None,
+            ..*parent
         });
         self.give_a_token(self.running.len() - 1);
     }
 
-    /// Where all tokens have KV, the next one is needed to go on: the first that is not of a forward that was dropped.
+    /// Where all tokens have KV, the next one is needed to go on: the first that is not of a forward that was
+    /// dropped.
     fn give_a_token(&mut self, index: usize) {
         let one = &self.running[index];
         let lacks_one = |ledger: &Ledger| {

@@ -22,8 +22,8 @@ impl Inner {
 }
 
 impl TieredConnector {
-    /// Tells `reports` from now on which blocks come and go; `group` is whose tier this is. Gives how many blocks each
-    /// tier has room for.
+    /// Tells `reports` from now on which blocks come and go; `group` is whose tier this is. Gives how many
+    /// blocks each tier has room for.
     pub fn report_to(&self, reports: &Arc<Reports>, group: GroupId) -> Vec<u32> {
         let Ok(mut inner) = self.enter() else { return Vec::new() };
         inner.report_to(Some(Reporter { to: Arc::clone(reports), group, tier: HOST }));
@@ -31,7 +31,8 @@ impl TieredConnector {
         std::iter::once(inner.index.total()).chain(below).collect()
     }
 
-    /// The blocks that the tier below has had from the start and still has; to be asked once, for they take memory.
+    /// The blocks that the tier below has had from the start and still has; to be asked once, for they take
+    /// memory.
     pub fn take_restored(&self) -> Vec<Restored> {
         let Ok(inner) = self.enter() else { return Vec::new() };
         let Some(below) = &inner.below else { return Vec::new() };

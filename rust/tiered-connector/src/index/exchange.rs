@@ -28,8 +28,8 @@ impl TierIndex {
         self.enter(InFlight { does: Use::Hold, units: units.to_vec(), epoch: Some(self.epoch) })
     }
 
-    /// Keeps the blocks of these that are here or on their way until the job has ended, so that none gives way to another
-    /// of them.
+    /// Keeps the blocks of these that are here or on their way until the job has ended, so that none gives
+    /// way to another of them.
     pub(crate) fn hold_known(&mut self, offers: &[Offer]) -> JobId {
         let known: Vec<UnitId> = offers.iter().filter_map(|offer| self.place_of(&offer.key)).collect();
         self.hold(&known)
