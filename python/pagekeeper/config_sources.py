@@ -190,7 +190,8 @@ def _content(text: str, *, is_json: bool) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f": line {mark.line + 1} column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{error.problem or error.context}{place}") from None
+        problem = _OWN_WORDS.sub(r"\1", error.problem or error.context or "is no YAML")
+        raise ValueError(f"{problem}{place}") from None
     except yaml.reader.ReaderError as error:
         raise ValueError(f"{error.reason}: character {error.position + 1}") from None
 
@@ -244,6 +245,9 @@ _Loader.add_implicit_resolver(  # as JSON and YAML 1.2 have them: 5e-1
 def _error(problem: str, place: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
+
+_OWN_WORDS = re.compile(r"(alias|tag|handle) ['\"].*", re.DOTALL)
+"""What a refusal of YAML tells of the file: a password may begin as an alias or a tag does."""
 
 _MERGE = "tag:yaml.org,2002:merge"
 """The key `<<`, which takes over what another mapping has, and may be there twice."""
