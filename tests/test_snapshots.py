@@ -82,6 +82,19 @@ def test_a_step_from_a_snapshot_needs_a_second_page_and_goes_on_from_a_copy() ->
     assert used(kv)["states"] == 1
 
 
+def test_a_padding_request_that_is_shortened_has_no_state_to_move() -> None:
+    kv = manager()
+    ctx = pk.TextContext(pk.RequestID(), [1] * 4)
+    kv.alloc_dummy(ctx)
+    kv.step(ctx, new_tokens=[1])
+    kv.preempt(ctx)
+    kv.alloc(ctx)
+    assert ctx.active_length == 5
+    kv.shorten(ctx, 1)
+    assert (ctx.active_length, used(kv)) == (1, {"full": 0, "states": 0})
+    kv.verify()
+
+
 def test_a_first_state_is_zeroed() -> None:
     kv = manager()
     ctx = claimed(kv, range(3))

@@ -44,7 +44,8 @@ impl Sequence {
     pub(crate) fn pull_states(&mut self, planned: u32, config: &LedgerConfig) {
         let (from, to) =
             (state_block(planned, config.page_size), state_block(self.position, config.page_size));
-        for group in config.group_ids().filter(|&group| from > to && config.kind(group).is_recurrent()) {
+        let moves = from > to && !self.dummy; // padding has no state
+        for group in config.group_ids().filter(|&group| moves && config.kind(group).is_recurrent()) {
             let row = self.row_mut(group);
             let live = row.replace(from as usize, PageId::NULL);
             row.replace(to as usize, live);
