@@ -138,6 +138,19 @@ def test_two_of_a_batch_need_a_stored_block_once() -> None:
     assert before - free(kv) == 4
 
 
+def test_nobody_takes_over_what_another_of_the_batch_goes_on_from() -> None:
+    kv = manager(100, page_size=2, copy_on_partial_reuse=False)
+    store(kv, [1, 1, 2, 2, 3])
+    part, whole = claimed(kv, [1, 1, 2, 9]), claimed(kv, [1, 1, 2, 2, 5])
+    # Alone the first goes on in the page of 2, 2, beside that of 1, 1.
+    assert kv.get_needed_blocks_one_step(part) == 2
+    # With the second it takes a page: the two stored ones, one for 2, 9, one for 5.
+    assert list(kv.get_needed_blocks_one_step([part, whole])) == [2, 2]
+    before = free(kv)
+    kv.alloc([part, whole])
+    assert before - free(kv) == 4
+
+
 def test_with_the_whole_prompt_reserved_the_first_chunk_needs_all_of_it() -> None:
     kv = manager(pages=20, reserve="prompt")
     ctx = claimed(kv, PROMPT[:13])

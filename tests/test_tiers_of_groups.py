@@ -59,6 +59,22 @@ def test_a_prompt_that_parts_earlier_finds_the_window_there(native: Hybrid) -> N
     assert native.serve(tokens[: 3 * PAGE + 2] + [5] * PAGE * 2) == 3 * PAGE
 
 
+def test_a_block_that_a_token_by_itself_fills_is_stored_without_another_step(native: Hybrid) -> None:
+    ctx = native.claim(prompt(100, 2)[: 2 * PAGE - 1])
+    for most in (None, 1):
+        native.kv.alloc(ctx, num_tokens=most)
+        native.kv.runtime_inputs([[ctx]])
+    for _ in range(2):
+        native.kv.step(ctx, counts=0)
+    native.settle()
+    ctx.update(7)
+    assert native.kv.metrics()["published_blocks"] == 2
+    native.kv.release(ctx)
+    native.settle()
+    assert native.kv.metrics()["copies_in_flight"] == 0
+    assert native.kv.metrics()["connector_host_stored_blocks"] == 2 * 2
+
+
 def test_blocks_of_all_groups_survive_on_disk(tmp_path: Path) -> None:
     config = {"disk_offload_dir": str(tmp_path), "disk_offload_max_gb": 0.01}
     tokens = prompt(100, 8)

@@ -204,6 +204,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         step, waited = self._core.begin_step(now, ends)
         if self._tiers is not None:
             self._tiers.settle(ends, waited)
+            self._tiers.offload()
         return step
 
     def poll_transfers(self, completions: Sequence[int] | None = None) -> list[object]:
@@ -225,6 +226,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         if self._tiers is None:
             return []
         self._tiers.settle(ends, waited)
+        self._tiers.offload()
         return self._tiers.take_ready()
 
     def _ends(self, completions: Sequence[int] | None) -> list[tuple[int, str]]:

@@ -163,6 +163,8 @@ class SchedulerCalls:
     def can_alloc(self, batch: Batch, num_tokens: int | ArrayLike | None = None) -> bool:
         """Whether `alloc` would find room for the batch now, to the page and over all groups.
 
+        Blocks that tiers have are not looked for: `alloc`, which loads them, may lack room for these.
+
         Args:
             batch: the requests.
             num_tokens: as for `alloc`.

@@ -177,11 +177,16 @@ impl Ledger {
         self.shared.with(py, |ledger| ledger.is_copying(copy))
     }
 
-    /// Tells how copies ended: `(copy, "done" | "failed" | "refused")` each. Gives the slots that waited.
+    /// Tells how copies ended: `(copy, "done" | "failed" | "refused")` each. Gives the slots that waited. What a token
+    /// that came by itself has published since goes to the tier.
     fn end_copies(&self, ended: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
         let py = ended.py();
         let ended = ends(ended.extract()?);
-        let ready = self.run(py, |ledger| ledger.end_copies(&ended))?;
+        let ready = self.run(py, |ledger| {
+            let ready = ledger.end_copies(&ended)?;
+            self.offload_to_tier(ledger)?;
+            Ok(ready)
+        })?;
         Ok(ready.into_iter().map(|slot| slot.0).collect())
     }
 
@@ -195,7 +200,11 @@ impl Ledger {
         let now = now.map(|now| seconds_from(now, "now")).transpose()?;
         let py = ended.py();
         let ended = ends(ended.extract()?);
-        let (step, ready) = self.run(py, |ledger| ledger.begin_step(now, &ended))?;
+        let (step, ready) = self.run(py, |ledger| {
+            let begun = ledger.begin_step(now, &ended)?;
+            self.offload_to_tier(ledger)?;
+            Ok(begun)
+        })?;
         Ok((step.0, ready.into_iter().map(|slot| slot.0).collect()))
     }
 

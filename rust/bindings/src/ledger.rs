@@ -101,7 +101,7 @@ impl Ledger {
     }
 
     /// Hands what was published to the tier that the ledger asks itself, if there is one.
-    fn offload_to_tier(&self, ledger: &mut cache_manager::Ledger) -> Result<(), LedgerError> {
+    pub(crate) fn offload_to_tier(&self, ledger: &mut cache_manager::Ledger) -> Result<(), LedgerError> {
         match &self.tier {
             Some(tier) => ledger.offload_to(&mut &tier.get().core),
             None => Ok(()),

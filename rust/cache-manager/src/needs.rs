@@ -53,6 +53,13 @@ impl Next {
     }
 }
 
+/// Whether a page that one of them takes over is a hit of another.
+fn take_over_a_hit(nexts: &[Next], found: &Found) -> bool {
+    let taken_over = nexts.iter().filter_map(|next| next.part.filter(|part| part.takes_over));
+    let is_hit = |node: NodeId| nexts.iter().any(|next| found.nodes(&next.hit).contains(&node));
+    taken_over.into_iter().any(|part| is_hit(part.node))
+}
+
 impl Ledger {
     /// Pages of each group that the next forward of each request takes from what is free: one number for each group
     /// of each request, request after request. Blocks that others hold cost nothing; stored blocks that nobody holds
@@ -164,7 +171,8 @@ impl Ledger {
         let next = |(index, &slot): (usize, &SlotId)| self.next(slot, bound(index), walk(index), &mut found);
         let nexts: Result<SmallVec<[Next; 4]>, _> = batch.iter().enumerate().map(next).collect();
         let counted = nexts.map(|mut nexts| {
-            if nexts.iter().any(|next| next.part.is_some()) && !self.has_room(&nexts, &found) {
+            let parts = nexts.iter().any(|next| next.part.is_some());
+            if parts && (take_over_a_hit(&nexts, &found) || !self.has_room(&nexts, &found)) {
                 nexts.iter_mut().for_each(|next| self.without_part(next)); // as `alloc` does
             }
             self.mark(&nexts, &found);
