@@ -42,6 +42,7 @@ def test_a_prompt_for_which_no_unit_is_free_is_computed(tmp_path: Path) -> None:
     cache = reopened(cache, tmp_path, pages=16, units=4)
     held = cache.computed(prompt_of(2, 3))
     cache.settled()
+    assert cache.kv.flush(10)  # no unit is being written from
     cache.suspend(held)  # takes all units
     ctx = cache.claimed(prompt_of(1, 3))
     cache.run(ctx)

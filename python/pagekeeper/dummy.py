@@ -71,6 +71,7 @@ class DummyKVCache(PagedKVCacheManager):
         available_bytes: int | None = None,
         max_seq_len: int | None = None,
         max_num_input_tokens: int | None = None,
+        request_pages: Mapping[str, int] | None = None,
         reserve: Literal["chunk", "prompt"] = "chunk",
         allocate_pools: bool = True,
         buffers: Buffers | Mapping[str, Buffers] | None = None,

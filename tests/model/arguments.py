@@ -176,6 +176,7 @@ MANAGER: Arguments = dict(
     available_bytes=None,
     max_seq_len=16,
     max_num_input_tokens=16,
+    request_pages=None,
     reserve="chunk",
     allocate_pools=False,
     buffers=None,
@@ -205,6 +206,8 @@ CONFIG: Arguments = dict(
     kv_cache_format=None,
     indexer_kv_cache_format=None,
     state_pool_dtype=None,
+    enable_dp_cross_replica_prefix_copy=True,
+    attention_dp_events_gather_period_ms=5,
     kv_cache_hash_algo="ahash64",
     kv_cache_hash_seed=None,
     device_memory_utilization=0.9,
@@ -604,6 +607,7 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "available_bytes": fixed(SIZE | {"beside a number of pages": 2**20}),
     "max_seq_len": fixed(SIZE),
     "max_num_input_tokens": fixed(SIZE),
+    "request_pages": fixed(without(NOTHING, "None") | {"a number": 1, "of the only group": {"full": 1}}),
     "reserve": fixed(without(WORD, "long")),
     "allocate_pools": fixed(FLAG),
     "buffers": fixed(without(NOTHING, "None") | {"none": [], "a number": 1, "numbers": [1], "two": [1, 2]}),
@@ -671,6 +675,8 @@ BAD: dict[str, dict[str, Callable[[Scene], Any]]] = {
     "enable_partial_reuse": fixed(FLAG),
     "copy_on_partial_reuse": fixed(FLAG),
     "store_partial_tails": fixed(FLAG),
+    "enable_dp_cross_replica_prefix_copy": fixed(FLAG),
+    "attention_dp_events_gather_period_ms": fixed(SIZE | NOTHING | {"another period": 6}),
     "kv_hash_algo": fixed(WORD),
     "kv_hash_seed": fixed(
         {"short": "a", "no hex": "x" * 64, "a number": 1, "bytes": bytes(32), "long": LONG}
