@@ -55,7 +55,7 @@ def test_a_new_prompt_finds_the_longest_prefix_that_device_and_tiers_have_togeth
     part: int, first_seed: int, long_run: bool
 ) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(first_seed + part, first_seed + (30_000 if long_run else 640), PARTS):
+    for seed in range(first_seed + part, first_seed + (30_000 if long_run else 400), PARTS):
         session = Session(seed, several=True)
         if session.tier is None:
             continue
