@@ -138,13 +138,19 @@ def test_a_block_that_is_computed_again_comes_back_with_its_new_priority() -> No
     cache.kv.shutdown()
 
 
-def test_a_reset_clears_every_tier_at_once() -> None:
+def one_in_the_tier_and_one_on_the_device() -> tuple[HostCache, Router]:
+    """Prompt 1 is in the host alone, prompt 2 on the device too; the router knows."""
     cache = host_cache()
     router = Router(cache.kv)
     cache.serve(prompt_of(1, 3))
     cache.kv.truncate_prefix([])
     cache.serve(prompt_of(2, 3))
     router.hear()
+    return cache, router
+
+
+def test_a_reset_clears_every_tier_at_once() -> None:
+    cache, router = one_in_the_tier_and_one_on_the_device()
     cache.kv.reset_prefix_cache()
     assert [type(event) for event in router.hear()] == [Cleared]
     assert len(router.index) == 0
@@ -164,12 +170,7 @@ def test_a_cache_that_sleeps_has_what_its_tiers_have() -> None:
 
 
 def test_without_its_tiers_a_cache_has_what_the_device_has() -> None:
-    cache = host_cache()
-    router = Router(cache.kv)
-    cache.serve(prompt_of(1, 3))
-    cache.kv.truncate_prefix([])
-    cache.serve(prompt_of(2, 3))
-    router.hear()
+    cache, router = one_in_the_tier_and_one_on_the_device()
     cache.kv.shutdown()
     [removed] = router.hear()
     assert isinstance(removed, Removed)
