@@ -174,7 +174,7 @@ def test_as_many_of_the_longest_requests_fit_as_were_promised_and_no_longer_one(
     else:
         longest = plan.longest(LONGEST)
     if longest:
-        requests = min(plan.concurrency(longest), batch)
+        requests = min(plan.planned_for(longest).concurrency(longest), batch)
         kv = pk.load_kv_manager(params, batch, longest, None, memory, allocate_pools=False, **with_mix)
         for _ in range(2):  # the second ones beside what the first ones have left in the cache
             alive = [request(kv, draw, given) for _ in range(requests)]
@@ -205,7 +205,7 @@ def test_where_groups_share_a_slab_what_comes_and_goes_leaves_room_for_as_many_a
     except pk.CacheTooSmallError:
         return
     longest = plan.longest(LONGEST)
-    most = min(plan.concurrency(longest), draw.randint(1, 6))
+    most = min(plan.planned_for(longest).concurrency(longest), draw.randint(1, 6))
     kv = pk.load_kv_manager(params, 6, longest, None, memory, allocate_pools=False, **given)
     prefixes = [[draw.randrange(2**31) for _ in range(longest)] for _ in range(3)]
     alive: list[Request] = []

@@ -22,7 +22,7 @@ from pagekeeper.params import (
     Scratch,
     SlidingWindow,
 )
-from pagekeeper.planning import calculate_max_num_blocks, plan_cache
+from pagekeeper.planning import CachePlan, calculate_max_num_blocks, plan_cache
 from test_cache_config import HYBRID
 
 GIB = 2**30
@@ -379,6 +379,34 @@ def test_groups_that_share_memory_have_room_for_what_huge_pages_hold_together() 
     plan = plan_cache(groups("jenga"), 21 * 512, 4, max_num_input_tokens=16)
     assert (plan.memory.huge_pages, plan.memory.huge_bytes, plan.memory.pages) == (20, 512, (2, 1))
     assert (plan.concurrency(160), plan.longest()) == (1, (20 - 7) * 2 * 16)
+
+
+def test_memory_that_groups_share_is_cut_so_that_most_requests_of_the_planned_length_fit() -> None:
+    # Pages of 40 and 42 bytes: huge ones of 42, which pad the 40; of 440, for 11 or 10; of 840, for 21 or 20,
+    # without padding.
+    shape: dict[str, Any] = {"dtype": "float8_e4m3fn", "head_dim": 1, "num_layers": 1, "page_size": 1}
+    full = MHAKVCacheParams(**shape, n_kv_heads=20)
+    sliding = MHAKVCacheParams(**shape, n_kv_heads=21, kind=SlidingWindow(4))
+    params = MultiKVCacheParams({"full": full, "sliding": sliding})
+
+    def plan(memory: int) -> CachePlan:
+        return plan_cache(params, memory, 4, max_num_input_tokens=1)
+
+    # Of two of 840 one is null, and one is none for each group. Of 47 of 42 there are 46, two for each token.
+    small = plan(2000)
+    assert (small.memory.huge_bytes, small.concurrency(1)) == (42, 23)
+    assert (small.needed_bytes(1, 23), small.needed_bytes(1, 24)) == (47 * 42, 49 * 42)
+    # Of 200 tokens a request has 200 pages and 5. There are 408 of 42, for one. Of 440 there are 38: 37 of
+    # 11 pages and one of 10, for two.
+    middle = plan(409 * 42)
+    assert (middle.memory.huge_bytes, middle.concurrency(1), middle.concurrency(200)) == (42, 204, 1)
+    longer = middle.planned_for(200)
+    assert (longer.memory.huge_bytes, longer.concurrency(1), longer.concurrency(200)) == (440, 198, 2)
+    same = plan_cache(params, 409 * 42, 4, max_num_input_tokens=1, max_seq_len=200)
+    assert same.memory == longer.memory
+    # 1,024 of 20 pages and 975 of 21 are all but the null one of 2,000.
+    large = plan(2_000 * 840)
+    assert (large.memory.pages, large.concurrency(1)) == ((21, 20), 20_475)
 
 
 def test_groups_that_share_memory_and_keep_nothing_have_no_more_than_requests_can_take() -> None:

@@ -7,23 +7,38 @@ import pytest
 
 import pagekeeper as pk
 from pagekeeper import CacheTooSmallError
-from pagekeeper.params import CrossAttention, MHAKVCacheParams, MultiKVCacheParams, SlidingWindow
-from pagekeeper.planning import plan_cache
+from pagekeeper.params import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    MHAKVCacheParams,
+    MultiKVCacheParams,
+    SlidingWindow,
+)
+from pagekeeper.planning import CachePlan, plan_cache
 from test_planned_caches import parameters
 from test_planning import FULL, SHAPE, groups
 
 
-def uneven(draw: random.Random) -> MultiKVCacheParams:
-    """Groups whose pages tile no small huge page: how they share memory depends on how much there is."""
-    shape: dict[str, Any] = {"dtype": "bfloat16", "page_size": draw.choice([1, 3, 16])}
-    heads: dict[str, Any] = {"n_kv_heads": draw.randint(1, 13), "head_dim": draw.choice([4, 6, 10, 14])}
-    window = SlidingWindow(draw.randint(1, 60))
+def uneven(draw: random.Random, most: int = 2) -> MultiKVCacheParams:
+    """Two to `most` groups whose pages tile no small huge page without padding."""
+    heads: dict[str, Any] = {"dtype": "bfloat16", "page_size": draw.choice([1, 3, 16])}
+    kinds: list[Any] = [
+        FullAttention(),
+        SlidingWindow(draw.randint(1, 60)),
+        ChunkedLocal(draw.randint(1, 60)),
+        SlidingWindow(draw.randint(1, 60)),
+    ]
     return MultiKVCacheParams(
         {
-            "full": MHAKVCacheParams(**shape, **heads, num_layers=draw.randint(1, 7)),
-            "sliding": MHAKVCacheParams(
-                **shape, n_kv_heads=1, head_dim=6, num_layers=draw.randint(1, 7), kind=window
-            ),
+            f"{number}": MHAKVCacheParams(
+                n_kv_heads=draw.randint(1, 13),
+                head_dim=draw.choice([4, 6, 10, 14]),
+                num_layers=draw.randint(1, 7),
+                kind=kind,
+                **heads,
+            )
+            for number, kind in enumerate(kinds[: draw.randint(2, most)])
         }
     )
 
@@ -59,6 +74,35 @@ def test_what_a_refusal_says_is_needed_is_enough_and_no_more_than_has_to_be(
     assert all(refused(memory + (error.needed - memory) * part // 8) for part in range(8))
 
 
+@pytest.mark.parametrize("case", range(60))
+def test_with_more_memory_no_fewer_requests_fit(case: int, first_seed: int) -> None:
+    draw = random.Random(first_seed + case)
+    params = uneven(draw, 4)
+    batch, tokens = draw.randint(1, 6), draw.choice([1, draw.randint(1, 400)])
+
+    def plan(memory: int) -> CachePlan:
+        return plan_cache(params, memory, batch, max_num_input_tokens=30, max_seq_len=tokens)
+
+    with pytest.raises(CacheTooSmallError) as refused:
+        plan(0)
+    needed = refused.value.needed
+    budgets = sorted(needed + draw.randint(0, needed * 3**part) for part in range(4) for _ in range(6))
+    plans = [plan(memory) for memory in (needed, *budgets)]
+    fit = [one.concurrency(tokens) for one in plans]
+    assert fit[0] >= 1
+    assert fit == sorted(fit)
+    longest = [one.longest(1000) for one in plans[::6]]
+    assert longest[0] >= tokens
+    assert longest == sorted(longest)
+    for requests in {1, fit[len(fit) // 2], fit[-1]}:
+        least = plans[0].needed_bytes(tokens, requests)
+        enough = plan(least).concurrency(tokens)
+        assert enough >= requests
+        assert all(
+            (count >= requests) == (memory >= least) for memory, count in zip(budgets, fit[1:], strict=True)
+        )
+
+
 def test_a_request_that_max_tokens_leaves_no_room_for_is_told_so() -> None:
     params = MHAKVCacheParams(**SHAPE, num_layers=1, max_tokens=160)
     said = r"32 of 10 of 'full' pages; max_tokens=160: must be 497 at least, or None; .*max_seq_len=160 fits"
@@ -80,7 +124,14 @@ def test_what_no_memory_has_room_for_is_refused() -> None:
 @pytest.mark.parametrize("bad", [0, -1, 1.5, None, "1", True])
 def test_requests_and_lengths_of_a_plan_are_whole_numbers(bad: Any) -> None:
     plan = plan_cache(groups("jenga"), 51_200, 4)
-    for asked in (plan.pages, plan.concurrency, plan.longest, plan.check, plan.needed_bytes):
+    for asked in (
+        plan.pages,
+        plan.concurrency,
+        plan.planned_for,
+        plan.longest,
+        plan.check,
+        plan.needed_bytes,
+    ):
         with pytest.raises(ValueError, match="must be a whole number from 1 to 16777216"):
             asked(bad)
     with pytest.raises(ValueError, match=r"requests=.*: must be a whole number from 1"):

@@ -486,14 +486,14 @@ class Completer:
         """Whether somebody asked that the copy be given up."""
 
 def slab_geometry(
-    pages: list[tuple[int, int]],
+    pages: list[tuple[int, int, int]],
     budget: int,
     *,
     max_padding: float,
     max_huge_bytes: int,
     max_ratio: int,
 ) -> tuple[int, int, list[tuple[int, int]]]:
-    """A slab of at most `budget` bytes for groups with pages of (bytes, bytes of a row).
+    """A slab of at most `budget` bytes for groups with pages of (bytes, bytes of a row, in a request).
 
     Bytes of a huge page, usable huge pages, and (pages in a huge page, bytes of a padded page) of each group.
     """

@@ -101,6 +101,7 @@ class Groups:
         total_num_pages: int | Mapping[str, int] | None,
         available_bytes: int | None,
         max_batch_size: int,
+        request_pages: Sequence[int] = (),
     ) -> GroupMemory:
         """How much memory each group has, of its own or of a slab that all share.
 
@@ -108,6 +109,7 @@ class Groups:
             total_num_pages: usable pages of the only group, or of each by name.
             available_bytes: instead of these, bytes for all pools.
             max_batch_size: requests at a time: as many pages have groups of which each has one for life.
+            request_pages: as for `shared_memory`.
 
         Raises:
             ValueError: what is given is missing, doubled, out of range, too small, or not by group.
@@ -122,7 +124,8 @@ class Groups:
         if available_bytes is not None:
             available_bytes = whole_number(available_bytes, "available_bytes", 0, 2**63 - 1)
             warn_of_max_tokens(self.params[0].max_tokens)
-            return self.shared_memory(available_bytes) or self.divided_memory(available_bytes, max_batch_size)
+            shared = self.shared_memory(available_bytes, request_pages)
+            return shared or self.divided_memory(available_bytes, max_batch_size)
         names = ", ".join(map(repr, self.names))
         must_share = self.layout == "jenga" and self.shares
         if must_share or not isinstance(total_num_pages, Mapping):
@@ -152,13 +155,17 @@ class Groups:
             raise ValueError(f"{name}={shown(given)}: must be a mapping of pages for each of {names}")
         return [whole_number(given[group], f"{name}[{group!r}]", 0) for group in self.names]
 
-    def shared_memory(self, available_bytes: int, *, tell: bool = True) -> GroupMemory | None:
+    def shared_memory(
+        self, available_bytes: int, request_pages: Sequence[int] = (), *, tell: bool = True
+    ) -> GroupMemory | None:
         """A slab that all groups share; None where each is to have memory of its own.
 
         With the layout "auto" that is so too if no huge page holds whole pages of all of them.
 
         Args:
             available_bytes: bytes of the slab at most.
+            request_pages: pages of each group that a request holds, or nothing: one of each. The slab is cut
+                so that most such requests fit.
             tell: whether that is logged, and a refusal has the bytes that are enough: they take long to find.
 
         Raises:
@@ -168,17 +175,19 @@ class Groups:
         if not self.shares:
             return None
         try:
-            huge_bytes, huge_pages, tilings = self._geometry(available_bytes)
+            huge_bytes, huge_pages, tilings = self._geometry(available_bytes, request_pages)
         except ValueError as error:
-            if not self._has_huge_page(2**62):
-                if self.layout == "jenga":
-                    raise
-                if tell:
-                    _log.warning("groups get memory of their own: %s", error)
-                return None
-            huge_pages = 0
+            if self.layout == "jenga":
+                raise
+            if tell:
+                _log.warning("groups get memory of their own: %s", error)
+            return None
         if huge_pages < 1:
-            needed = least_bytes(available_bytes, self._has_huge_page, "a huge page") if tell else 0
+
+            def has_one(size: int) -> bool:
+                return self._geometry(size, request_pages)[1] > 0
+
+            needed = least_bytes(available_bytes, has_one, "a huge page") if tell else 0
             raise CacheTooSmallError(
                 f"available_bytes={available_bytes}: has no room for a huge page beside the null one, which "
                 f"{needed} bytes have",
@@ -207,12 +216,14 @@ class Groups:
         pages = divide(cache, available_bytes, max_batch_size, shares, encoder_length)
         return GroupMemory(tuple(pages.values()))
 
-    def _geometry(self, available_bytes: int) -> tuple[int, int, list[tuple[int, int]]]:
+    def _geometry(
+        self, available_bytes: int, request_pages: Sequence[int]
+    ) -> tuple[int, int, list[tuple[int, int]]]:
         """Bytes of a huge page, usable ones, and for each group pages in one and bytes from page to page."""
         pages = []
-        for group in self.params:
+        for group, held in zip(self.params, request_pages or [1] * len(self.params), strict=True):
             rows = [region.shape[-1] * region.dtype.size_in_bytes for region in group.page_layout.regions]
-            pages.append((group.bytes_per_page, math.gcd(group.bytes_per_page, *rows)))
+            pages.append((group.bytes_per_page, math.gcd(group.bytes_per_page, *rows), held))
         return slab_geometry(
             pages,
             available_bytes,
@@ -220,12 +231,6 @@ class Groups:
             max_huge_bytes=MAX_HUGE_BYTES,
             max_ratio=MAX_RATIO,
         )
-
-    def _has_huge_page(self, available_bytes: int) -> bool:
-        try:
-            return self._geometry(available_bytes)[1] > 0
-        except ValueError:
-            return False
 
     def native(self, memory: GroupMemory) -> list[tuple[str, int, int, int]]:
         """What the ledger is told of each group: its kind, two numbers of that kind, and its pages.

@@ -61,9 +61,9 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         max_seq_len: most tokens of one request, prompt and output. None: as many as the pool holds.
         max_num_input_tokens: most tokens of one request that one forward computes. None: no limit.
         request_pages: of the requests that memory was planned for, pages of each group, by name, that one
-            holds at most: `plan_cache(...).pages(tokens)`. Groups that share memory do not spread their pages
-            so far that fewer of these fit than were planned, up to `max_batch_size`. None: that is so for
-            requests that are claimed, and no others.
+            holds at most: `plan_cache(...).pages(tokens)`. Memory that groups share is cut so that most of
+            these fit, and they do not spread their pages so far that fewer fit than were planned, up to
+            `max_batch_size`. None: that is so for requests that are claimed, and no others.
         reserve: "chunk" takes pages for the chunk to compute, "prompt" for the whole prompt at once.
         allocate_pools: False gives the ledger and tables without memory of our own; torch is not imported.
         buffers: a pool to adopt, as a list of one tensor [pages + 1, layers, 2, page_size, heads, head_dim]
@@ -102,7 +102,10 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
         if max_batch_size is None:
             raise ValueError("max_batch_size: missing; most requests of one replica in runtime_inputs")
         self.max_batch_size = whole_number(max_batch_size, "max_batch_size", most=2**20)
-        self._memory = memory = self._groups.memory(total_num_pages, available_bytes, self.max_batch_size)
+        held = self._groups.pages_of_each(request_pages, "request_pages")
+        self._memory = memory = self._groups.memory(
+            total_num_pages, available_bytes, self.max_batch_size, held
+        )
         self.params = params
         self.total_num_pages = sum(memory.usable_pages)
         self.max_seq_len = _limit(max_seq_len, "max_seq_len")
@@ -136,7 +139,7 @@ class PagedKVCacheManager(RequestCalls, PrefixCalls, PageCalls, PauseCalls, Sche
             page_size=params.page_size,
             groups=self._groups.native(memory),
             huge_pages=memory.huge_pages,
-            request_pages=self._groups.pages_of_each(request_pages, "request_pages"),
+            request_pages=held,
             max_batch_size=self.max_batch_size,
             prefix_caching=params.enable_prefix_caching,
             partial_reuse=params.enable_partial_reuse,

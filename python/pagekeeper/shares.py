@@ -140,10 +140,7 @@ def divide(
 
 
 def least_bytes(above: int, enough: Callable[[int], bool], what: str) -> int:
-    """About the least number of bytes above another that is enough for `what`, itself enough.
-
-    Of memory that groups share more is not always enough: how it is cut depends on how much there is. So it
-    is looked for in steps of a 64th, and then where the step that is enough begins to be.
+    """The least number of bytes above another that is enough for `what`, where more is enough too.
 
     Raises:
         ValueError: no number of bytes is.
@@ -152,7 +149,7 @@ def least_bytes(above: int, enough: Callable[[int], bool], what: str) -> int:
     while high > most or not enough(high):
         if high >= most:
             raise ValueError(f"{what}: no number of bytes up to 2**63 - 1 is enough")
-        low, high = high, min(high + max(high // 64, 1), most)
+        low, high = high, min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)

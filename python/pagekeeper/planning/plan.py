@@ -25,6 +25,8 @@ class _Division:
     max_batch_size: int
     demand: Demand
     length_mix: Mapping[int, float] | None
+    max_seq_len: int
+    """Tokens of the requests that groups which share memory are to have room for, as many as possible."""
 
     def plan(self, available_bytes: int) -> CachePlan:
         """The plan with so many bytes.
@@ -45,7 +47,8 @@ class _Division:
         params, groups = self.params, Groups(self.params)
         if not isinstance(params, MultiKVCacheParams) or len(params) == 1:
             return groups.memory(None, available_bytes, self.max_batch_size), None
-        if memory := groups.shared_memory(available_bytes, tell=tell):
+        held = self.demand.pages(self.max_seq_len)
+        if memory := groups.shared_memory(available_bytes, held, tell=tell):
             return memory, None
         if self.length_mix is None:
             shares = shares_of(params)
@@ -55,13 +58,14 @@ class _Division:
         return groups.divided_memory(available_bytes, self.max_batch_size, shares, encoder), shares
 
     def needed_bytes(self, tokens: int, requests: int = 1, above: int = 0) -> int:
-        """About the least bytes above others that have room for some requests, without `max_tokens`.
+        """The least bytes above others that have room for some requests, without `max_tokens`.
 
         Raises:
             ValueError: none have.
         """
         batch = max(self.max_batch_size, whole_number(requests, "requests"))
-        division = replace(self, params=replace(self.params, max_tokens=None), max_batch_size=batch)
+        params = replace(self.params, max_tokens=None)
+        division = replace(self, params=params, max_batch_size=batch, max_seq_len=tokens)
         pages = [count * requests for count in self.demand.pages(tokens)]
 
         def enough(size: int) -> bool:
@@ -152,8 +156,9 @@ class CachePlan:
     def concurrency(self, tokens: int) -> int:
         """Requests that there is room for at a time.
 
-        Where groups share memory and blocks are cached, a manager from `load_kv_manager` keeps room for
-        requests of its `max_seq_len`. Of more, shorter ones, one may have to be preempted on the way.
+        Where groups share memory, a plan for that length may have room for more (`planned_for`). Where blocks
+        are cached too, a manager from `load_kv_manager` keeps room for requests of its `max_seq_len`. Of
+        more, shorter ones, one may have to be preempted on the way.
 
         Args:
             tokens: the length of each.
@@ -169,33 +174,47 @@ class CachePlan:
             low, high = (middle, high) if enough else (low, middle)
         return low
 
+    def planned_for(self, tokens: int) -> CachePlan:
+        """The plan for requests of another length, which cuts memory that groups share for these.
+
+        Args:
+            tokens: their length, as `max_seq_len` of `plan_cache`.
+        """
+        if not self.is_shared:
+            return self
+        return replace(self._division, max_seq_len=tokens).plan(self.available_bytes)
+
     def longest(self, most: int = LONGEST) -> int:
-        """Tokens of the longest request that there is room for; 0 if there is none.
+        """Tokens of the longest request that there is room for, where it is planned for; 0 if there is none.
 
         Args:
             most: the longest that is asked about.
         """
-        groups = zip(self.groups.values(), self.memory.usable_pages, strict=True)
-        whole = [pages * group.page_size for group, pages in groups if isinstance(group.kind, FullAttention)]
+        whole = [
+            (self.available_bytes // group.bytes_per_page if self.is_shared else pages) * group.page_size
+            for group, pages in zip(self.groups.values(), self.memory.usable_pages, strict=True)
+            if isinstance(group.kind, FullAttention)
+        ]
         most = min([whole_number(most, "most", most=LONGEST), *whole])
-        if self.concurrency(most):
+        if self.planned_for(most).concurrency(most):
             return most
         low, high = 0, most  # one that fits, and one that does not
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.concurrency(middle) else (low, middle)
+            low, high = (middle, high) if self.planned_for(middle).concurrency(middle) else (low, middle)
         return low
 
     def check(self, max_seq_len: int) -> None:
-        """Refuses a cache that has no room for one request of a length.
+        """Refuses a cache that has no room for one request of a length, where it is planned for.
 
         Raises:
             CacheTooSmallError: with the numbers.
         """
-        if self.concurrency(max_seq_len):
+        plan = self.planned_for(max_seq_len)
+        if plan.concurrency(max_seq_len):
             return
         fits, held = self.longest(max_seq_len), self.pages(max_seq_len)
-        told = [f"{pages} of {self.num_pages[name]} of {name!r}" for name, pages in held.items()]
+        told = [f"{pages} of {plan.num_pages[name]} of {name!r}" for name, pages in held.items()]
         (name, one), *others = self.groups.items()
         allowed, limit = (held[name] - 1) * one.page_size, None if others else one.max_tokens
         capped = limit is not None and limit <= allowed
@@ -211,9 +230,7 @@ class CachePlan:
         )
 
     def needed_bytes(self, tokens: int, requests: int = 1) -> int:
-        """Bytes of pools that have room for some requests, divided in the same way.
-
-        They are enough. Where groups share memory, a little less may be, and a little more may not be.
+        """The least bytes of pools that have room for some requests, where they are planned for.
 
         Args:
             tokens: the length of each.
@@ -237,8 +254,8 @@ class CachePlan:
             return replace(self, memory=replace(self.memory, pages=pages))
         if self.concurrency(tokens) < requests:
             return self
-        least = self.needed_bytes(tokens, requests)
-        return self._division.plan(least) if least < self.available_bytes else self
+        least = min(self.needed_bytes(tokens, requests), self.available_bytes)
+        return replace(self._division, max_seq_len=tokens).plan(least)
 
 
 def _has_room(memory: GroupMemory, pages: Sequence[int]) -> bool:
@@ -273,7 +290,8 @@ def plan_cache(
         encoder_length: tokens that an encoder makes for each request. Groups of cross attention need it.
         length_mix: lengths of requests in tokens, and how often each comes. Groups with memory of their own
             divide it so that most requests of this mix fit at a time. None: by `window_size_shares`.
-        max_seq_len: tokens of a request that has to fit.
+        max_seq_len: tokens of a request that has to fit. Memory that groups share is cut so that most such
+            requests fit at a time; with more of it no fewer do.
 
     Raises:
         CacheTooSmallError: such a request does not fit; with the bytes that are enough for it.
@@ -286,7 +304,7 @@ def plan_cache(
     max_seq_len = whole_number(max_seq_len, "max_seq_len", most=LONGEST)
     if isinstance(params, MultiKVCacheParams) and len(params) > 1:
         warn_of_max_tokens(params.max_tokens)
-    division = _Division(params, max_batch_size, demand, mix)
+    division = _Division(params, max_batch_size, demand, mix, max_seq_len)
     try:
         plan = division.plan(available_bytes)
     except CacheTooSmallError as error:

@@ -180,6 +180,7 @@ def report(
     except CacheTooSmallError:
         plan = plan_for(max_seq_len=max_seq_len)  # refuses too, and says what that needs
     longest = plan.longest(max_seq_len)
+    plan = plan.planned_for(longest)
     stored_once = all(group.replicated for group in plan.groups.values())
     gib = plan.pool_bytes * (1 if stored_once else devices) / 2**30
     return PlanReport(

@@ -3,6 +3,11 @@
 //! The least common multiple of the page sizes wastes nothing. Where it is too large, pages are padded: each at its
 //! own end, and to a whole number of its rows, so that all pages of a group lie at one distance from each other over
 //! the whole slab, no row is cut, and a kernel needs a page id and a stride. Nothing is left at the end of a huge page.
+//!
+//! Which sizes come into question depends on the pages and the limits alone. With a budget it is the one of them with
+//! room for most requests: each has room for no fewer with more memory, and so has the best one.
+
+use std::cmp::Reverse;
 
 use thiserror::Error;
 
@@ -13,6 +18,8 @@ pub struct PageShape {
     pub page_bytes: u64,
     /// Bytes that padding must not cut: of one token and head in one layer, say; 1 if there is no such thing.
     pub row_bytes: u64,
+    /// Pages that a request holds at one time, at most, of the requests that a slab is for.
+    pub request_pages: u32,
 }
 
 /// What the search may choose.
@@ -20,7 +27,7 @@ pub struct PageShape {
 pub struct GeometryLimits {
     /// Part of a padded page that padding may be, in every group: at least 0, below 1.
     pub max_padding: f64,
-    /// Bytes of the largest huge page. With a budget it is half of that at most.
+    /// Bytes of the largest huge page.
     pub max_huge_bytes: u64,
     /// Most pages of a group in a huge page.
     pub max_ratio: u32,
@@ -113,52 +120,44 @@ pub struct SlabFit {
 }
 
 impl Geometry {
-    /// The geometry that wastes least of `budget` bytes: the padding, averaged over the groups; what is left of the
-    /// budget; the null huge page; and one huge page a group, since a group keeps the rest of its last one from the
-    /// others. Without a budget, the one with the least padding, and of those the smallest. The least common multiple
-    /// of the page sizes is taken without a search if the limits allow it.
+    /// The geometry with room for most requests in `budget` bytes, and of those the one that wastes least of them: the
+    /// padding, averaged over the groups; what is left of the budget; the null huge page; and one huge page a group,
+    /// since a group keeps the rest of its last one from the others. Without a budget, the one with the least padding,
+    /// and of those the smallest: the least common multiple of the page sizes, if the limits allow it.
+    ///
+    /// With a larger budget there is room for as many requests or more.
     ///
     /// # Errors
-    /// [`GeometryError`] for sizes and limits that make no sense, and when nothing is within the limits.
+    /// [`GeometryError`] for sizes and limits that make no sense, and when nothing is within the limits, whatever the
+    /// budget.
     pub fn search(
         pages: &[PageShape],
         limits: &GeometryLimits,
         budget: Option<u64>,
     ) -> Result<Geometry, GeometryError> {
         check(pages, limits)?;
-        let limit = limits.max_huge_bytes.min(budget.map_or(u64::MAX, |budget| budget / 2));
         let exact = pages.iter().try_fold(1, |multiple, page| lcm(multiple, page.page_bytes));
-        let whole = |&huge: &u64| {
-            huge <= limit && pages.iter().all(|page| huge / page.page_bytes <= limits.max_ratio.into())
-        };
-        if let Some(huge) = exact.filter(whole) {
-            let ratios: Vec<u64> = pages.iter().map(|page| huge / page.page_bytes).collect();
-            return Ok(Geometry::of(pages, huge, &ratios));
-        }
         let within = |geometry: &Geometry| {
-            geometry.huge_bytes <= limit && geometry.worst_padding() <= limits.max_padding
+            geometry.huge_bytes <= limits.max_huge_bytes && geometry.worst_padding() <= limits.max_padding
         };
-        let anchors =
-            (0..pages.len()).flat_map(|anchor| (1..=limits.max_ratio).map(move |ratio| (anchor, ratio)));
-        let found = anchors.filter_map(|(anchor, ratio)| grow(pages, limits, limit, anchor, ratio.into()));
-        let cost = |geometry: &Geometry| {
-            let size = geometry.huge_bytes;
-            let waste = budget.map_or(0.0, |budget| {
-                let aside = u128::from(size) * (1 + pages.len() as u128) + u128::from(budget % size);
-                fraction(aside, budget)
-            });
-            (geometry.padding() + waste, size)
+        let ranked = |geometry: Geometry| {
+            let requests = budget.map_or(0, |budget| geometry.requests(budget, pages));
+            (Reverse(requests), geometry.waste(budget), geometry)
         };
-        let order = |one: &Geometry, other: &Geometry| {
-            let (one, other) = (cost(one), cost(other));
-            one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))
-        };
-        found.filter(within).min_by(order).ok_or_else(|| GeometryError::TooCoarse {
-            limit,
-            page_bytes: pages.iter().map(|page| page.page_bytes).collect(),
-            max_padding: limits.max_padding,
-            exact,
-        })
+        candidates(pages, limits, exact)
+            .filter(within)
+            .map(ranked)
+            .min_by(|one, other| {
+                let by_waste = one.0.cmp(&other.0).then(one.1.total_cmp(&other.1));
+                by_waste.then(one.2.huge_bytes.cmp(&other.2.huge_bytes))
+            })
+            .map(|(_, _, geometry)| geometry)
+            .ok_or_else(|| GeometryError::TooCoarse {
+                limit: limits.max_huge_bytes,
+                page_bytes: pages.iter().map(|page| page.page_bytes).collect(),
+                max_padding: limits.max_padding,
+                exact,
+            })
     }
 
     fn of(pages: &[PageShape], huge_bytes: u64, ratios: &[u64]) -> Geometry {
@@ -168,6 +167,37 @@ impl Geometry {
             padded_bytes: huge_bytes / ratio,
         };
         Geometry { huge_bytes, tilings: pages.iter().zip(ratios).map(tiling).collect() }
+    }
+
+    /// Requests that `budget` bytes have room for at a time, each with its pages of every group.
+    fn requests(&self, budget: u64, pages: &[PageShape]) -> u64 {
+        let there = u64::from(self.fit(budget).huge_pages);
+        let groups =
+            || self.tilings.iter().zip(pages).map(|(tiling, page)| (tiling.ratio, page.request_pages));
+        let taken = |requests: u64| -> u64 {
+            groups().map(|(ratio, pages)| (requests * u64::from(pages)).div_ceil(ratio.into())).sum()
+        };
+        let alone = groups().filter(|&(_, pages)| pages > 0);
+        let most = alone.map(|(ratio, pages)| there * u64::from(ratio) / u64::from(pages)).min();
+        let (mut enough, mut too_many) = (0, most.map_or(1, |most| most + 1));
+        while too_many - enough > 1 {
+            let middle = u64::midpoint(enough, too_many);
+            if taken(middle) <= there {
+                enough = middle;
+            } else {
+                too_many = middle;
+            }
+        }
+        enough
+    }
+
+    /// Part of a budget that holds no page, 0 to 1 unless the budget is too small; without one, of any memory.
+    fn waste(&self, budget: Option<u64>) -> f64 {
+        let aside = budget.map_or(0.0, |budget| {
+            let huge_pages = u128::from(self.huge_bytes) * (1 + self.tilings.len() as u128);
+            fraction(huge_pages + u128::from(budget % self.huge_bytes), budget)
+        });
+        self.padding() + aside
     }
 
     /// Part of the memory that is padding, 0 to 1, when each group has as many huge pages.
@@ -196,7 +226,7 @@ fn check(pages: &[PageShape], limits: &GeometryLimits) -> Result<(), GeometryErr
     if pages.is_empty() {
         return Err(GeometryError::NoGroups);
     }
-    for (group, &PageShape { page_bytes, row_bytes }) in pages.iter().enumerate() {
+    for (group, &PageShape { page_bytes, row_bytes, .. }) in pages.iter().enumerate() {
         if page_bytes == 0 || row_bytes == 0 || page_bytes % row_bytes != 0 {
             return Err(GeometryError::Page { group, page_bytes, row_bytes });
         }
@@ -210,16 +240,28 @@ fn check(pages: &[PageShape], limits: &GeometryLimits) -> Result<(), GeometryErr
     Ok(())
 }
 
+/// The sizes that come into question: the least common multiple, and about as much as 1, 2 and more pages of each group.
+fn candidates<'a>(
+    pages: &'a [PageShape],
+    limits: &'a GeometryLimits,
+    exact: Option<u64>,
+) -> impl Iterator<Item = Geometry> + 'a {
+    let exact = exact.and_then(|huge| {
+        let ratios: Vec<u64> = pages.iter().map(|page| huge / page.page_bytes).collect();
+        let few = ratios.iter().all(|&ratio| ratio <= limits.max_ratio.into());
+        few.then(|| Geometry::of(pages, huge, &ratios))
+    });
+    let anchors =
+        (0..pages.len()).flat_map(|anchor| (1..=limits.max_ratio).map(move |ratio| (anchor, ratio)));
+    exact
+        .into_iter()
+        .chain(anchors.filter_map(move |(anchor, ratio)| grow(pages, limits, anchor, ratio.into())))
+}
+
 /// A geometry about as large as `ratio` pages of group `anchor`. One group after the other gets the ratio at which the
 /// size grows least beside what its own pages leave empty; a huge page of these ratios is a multiple of each ratio
 /// times the group's rows.
-fn grow(
-    pages: &[PageShape],
-    limits: &GeometryLimits,
-    limit: u64,
-    anchor: usize,
-    ratio: u64,
-) -> Option<Geometry> {
+fn grow(pages: &[PageShape], limits: &GeometryLimits, anchor: usize, ratio: u64) -> Option<Geometry> {
     let mut ratios = vec![0; pages.len()];
     ratios[anchor] = ratio;
     let mut huge = ratio.checked_mul(pages[anchor].page_bytes)?;
@@ -232,7 +274,7 @@ fn grow(
             let unit = lcm(unit, ratio.checked_mul(page.row_bytes)?)?;
             let huge = huge.max(ratio.checked_mul(page.page_bytes)?).checked_next_multiple_of(unit)?;
             let empty = huge - ratio * page.page_bytes;
-            (huge <= limit).then_some((huge, unit, ratio, empty))
+            (huge <= limits.max_huge_bytes).then_some((huge, unit, ratio, empty))
         });
         let grown = |&(size, _, _, empty): &(u64, u64, u64, u64)| u128::from(size - huge) + u128::from(empty);
         (huge, unit, ratios[group], _) = candidates.min_by_key(grown)?;
