@@ -74,13 +74,13 @@ impl Ledger {
                 step(room, pools, group, page);
                 each(group, gains);
             };
-            for page in plan.load.iter().flat_map(|load| load.stored(group)) {
+            for page in plan.load().into_iter().flat_map(|load| load.stored(group)) {
                 if self.pools[group].is_evictable(page) && self.pools[group].mark(page) {
                     change(&self.pools, page, true);
                 }
             }
             let part = self.partial_page(plan, group);
-            let moved = Change { sequence, hit: &plan.hit, start: plan.start, part };
+            let moved = Change { sequence, hit: plan.hit(), start: plan.start, part };
             moved.pages(&self.config, &mut self.pools, found, group, change);
         }
     }
