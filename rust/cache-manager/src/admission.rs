@@ -172,7 +172,7 @@ impl Ledger {
         let step = self.step.0;
         for group in self.config.group_ids() {
             let mut gaps = self.counters.reuse_gap.runs();
-            for plan in scratch.plans.iter().filter(|plan| !plan.hit().is_empty()) {
+            for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
                 let pages = scratch.found.pages(plan.hit(), group);
                 self.pools[group].reuse_all(pages, |last_use| {
                     if group == lead {
@@ -180,12 +180,12 @@ impl Ledger {
                     }
                 });
             }
-            for load in scratch.plans.iter().filter_map(Plan::load) {
+            for load in scratch.arriving().filter_map(Plan::load) {
                 let stored: Vec<_> = load.stored(group).collect();
                 self.pools[group].reuse_all(&stored, |_| {});
             }
         }
-        for plan in scratch.plans.iter().filter(|plan| !plan.hit().is_empty()) {
+        for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
             self.take_hit(plan.slot, plan.hit_end(&self.config), plan.hit(), &scratch.found);
         }
         let mut copies =
@@ -195,7 +195,7 @@ impl Ledger {
         }
         for (plan, pages) in scratch.plans(self.config.groups.len()) {
             if let Some(load) = plan.load() {
-                self.admit(plan);
+                self.arrive(plan);
                 jobs.extend(self.begin_load(plan.slot, load, pages));
                 continue;
             }
@@ -223,7 +223,9 @@ impl Ledger {
                     self.copy_part(plan.slot, (plan.start / self.config.page_size) as usize, copy);
                 }
             }
-            self.admit(plan);
+            if plan.arrival.is_some() {
+                self.arrive(plan);
+            }
             self.plan_step(plan);
         }
         if let WritePolicy::OnEvict { .. } = self.config.write_policy {
@@ -234,7 +236,7 @@ impl Ledger {
 
     /// The tier hears of prefixes that were hit on the device, so that they do not age out of it.
     fn touch_hits(&self, scratch: &Scratch, tier: &mut dyn OuterTier) {
-        for plan in scratch.plans.iter().filter(|plan| !plan.hit().is_empty()) {
+        for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
             if let Some(sequence) = self.slots.get(plan.slot).filter(|sequence| sequence.guards.is_some()) {
                 tier.touch(&sequence.chain.keys()[..(plan.start / self.config.page_size) as usize]);
             }
@@ -242,8 +244,7 @@ impl Ledger {
     }
 
     /// Moves the request to where its hits end, and counts its first admission.
-    #[inline]
-    fn admit(&mut self, plan: &Plan) {
+    fn arrive(&mut self, plan: &Plan) {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         if plan.start > sequence.position {

@@ -99,6 +99,8 @@ impl NewPages {
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) plans: Vec<Plan>,
+    /// Whether some of them are of requests with a prompt to compute.
+    arrivals: bool,
     /// Pages to take for each plan, in each group.
     pub(crate) pages: Vec<NewPages>,
     pub(crate) found: Found,
@@ -115,7 +117,13 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Whether a request goes on from something that is stored on the device.
     pub(crate) fn has_hits(&self) -> bool {
-        self.plans.iter().any(|plan| !plan.hit().is_empty() || plan.partial().is_some())
+        self.arriving().any(|plan| !plan.hit().is_empty() || plan.partial().is_some())
+    }
+
+    /// The plans of requests with a prompt to compute: none in most steps.
+    pub(crate) fn arriving(&self) -> impl Iterator<Item = &Plan> {
+        let plans = if self.arrivals { &self.plans[..] } else { &[] };
+        plans.iter().filter(|plan| plan.arrival.is_some())
     }
 
     /// Each plan, with the pages that it takes in each of so many groups.
@@ -271,6 +279,7 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
+        scratch.arrivals = false;
         scratch.pages.clear();
         scratch.found.clear(&self.config);
         scratch.leaving.clear();
@@ -298,6 +307,7 @@ impl Ledger {
                 let Scratch { plans, pages, taken_over, .. } = &mut *scratch;
                 partial.enter(index, &self.config, plans, pages, taken_over);
             }
+            scratch.arrivals |= plan.arrival.is_some();
             scratch.plans.push(plan);
         }
         let mut demand = self.demand(scratch);
