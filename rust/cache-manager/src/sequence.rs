@@ -113,7 +113,6 @@ pub struct Position {
 }
 
 /// A claimed request. In this order, so that a decode step touches few cache lines of it.
-#[expect(clippy::struct_excessive_bools, reason = "independent facts of one request")]
 #[repr(C)]
 pub(crate) struct Sequence {
     /// Pass in which the sequence was last seen in a batch.
