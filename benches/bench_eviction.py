@@ -47,6 +47,7 @@ class FullCache:
 
     def store(self, slots: NDArray[np.int32]) -> None:
         """Ends these requests: their pages are cached, and evictable after all others."""
+        self.kv.take_page_copies()
         self.kv.step(slots, np.zeros(len(slots), np.int32))
         self.kv.release(self._order.permutation(slots))
         count = self.kv.block_count()

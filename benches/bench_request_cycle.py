@@ -34,15 +34,17 @@ def test_cold_cycle(row: Row, page_size: int, algo: HashAlgorithm) -> None:
 
 @pytest.mark.parametrize("algo", ["ahash64", "sha256"])
 @pytest.mark.parametrize("page_size", [16, 128])
-def test_warm_cycle(row: Row, page_size: int, algo: HashAlgorithm) -> None:
-    """All of the prompt is cached but its last block, which a forward must compute."""
-    kv = cache(page_size, POOL // page_size, algo)
+@pytest.mark.parametrize("reused", ["blocks", "tokens"])
+def test_warm_cycle(row: Row, reused: str, page_size: int, algo: HashAlgorithm) -> None:
+    """All of the prompt is cached: all but the last block is reused, or all but the last token, by a page copy."""
+    partly = reused == "tokens"
+    kv = cache(page_size, POOL // page_size, algo, partial_reuse=partly)
     tokens = next(prompts(LONG))
     serve(kv, request(tokens))
     made = [request(tokens) for _ in range(ROUNDS + 1)]
     waiting = iter(made)
     row.time(lambda ctx: serve(kv, ctx), setup=lambda: ((next(waiting),), {}), unit="µs", rounds=ROUNDS)
-    assert all(ctx.cached_prefix_length == LONG - page_size for ctx in made)
+    assert all(ctx.cached_prefix_length == LONG - (1 if partly else page_size) for ctx in made)
 
 
 def test_warm_look_up_among_100k_blocks(row: Row) -> None:
@@ -64,7 +66,7 @@ def test_warm_look_up_among_100k_blocks(row: Row) -> None:
         return (ctx,), {}
 
     def release(ctx: TextContext) -> None:
-        assert ctx.cached_prefix_length == LONG - page_size
+        assert ctx.cached_prefix_length == LONG - 1
         kv.release(ctx)
 
     row.time(kv.alloc, setup=claimed, teardown=release, unit="µs", rounds=2 * count)

@@ -27,7 +27,11 @@ def prompts(length: int, seed: int = 0) -> Iterator[NDArray[np.int64]]:
 
 
 def cache(
-    page_size: int, pages: int, algo: HashAlgorithm = "ahash64", event_buffer_max_size: int = 0
+    page_size: int,
+    pages: int,
+    algo: HashAlgorithm = "ahash64",
+    event_buffer_max_size: int = 0,
+    partial_reuse: bool = True,
 ) -> PagedKVCacheManager:
     """A cache without memory of its own, so that only bookkeeping is timed."""
     params = MHAKVCacheParams(
@@ -39,6 +43,7 @@ def cache(
         devices=["cpu"],
         kv_hash_algo=algo,
         event_buffer_max_size=event_buffer_max_size,
+        enable_partial_reuse=partial_reuse,
     )
     return PagedKVCacheManager(params=params, total_num_pages=pages, max_batch_size=256, allocate_pools=False)
 
@@ -52,6 +57,7 @@ def serve(kv: PagedKVCacheManager, ctx: TextContext) -> None:
     """A request's whole life, with one generated token."""
     kv.claim(ctx)
     kv.alloc(ctx)
+    kv.take_page_copies()
     ctx.update(42)
     kv.step(ctx)
     kv.release(ctx)

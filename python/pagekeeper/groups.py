@@ -66,6 +66,8 @@ class Groups:
             raise TypeError(
                 f"params: got {type(params).__name__}, must be a KVCacheParams or MultiKVCacheParams"
             )
+        self.is_plain = len(self.params) == 1 and isinstance(self.params[0].kind, FullAttention)
+        """Whether there is one group, which keeps all tokens."""
 
     @property
     def kinds(self) -> list[GroupKind]:
@@ -76,11 +78,6 @@ class Groups:
     def shares(self) -> bool:
         """Whether groups may share a slab."""
         return self.layout != "paged" and len(self.params) > 1
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is one group, which keeps all tokens."""
-        return len(self.params) == 1 and isinstance(self.params[0].kind, FullAttention)
 
     def index(self, group: str | None) -> int:
         """The number of a group.

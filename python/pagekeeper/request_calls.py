@@ -226,7 +226,7 @@ class RequestCalls:
             ValueError: a wrong number of batches, a batch over `max_batch_size`, requests not planned. In
                 the form "tensorrt" also what `copy_block_offsets` cannot write.
         """
-        if not isinstance(batches, list | tuple):
+        if not isinstance(batches, (list, tuple)):
             raise TypeError(f"batches: got {type(batches).__name__}; give a list, one batch a replica")
         if len(batches) != 1:
             raise ValueError(f"batches: {len(batches)} given, must be 1, one batch a data-parallel replica")
@@ -234,9 +234,10 @@ class RequestCalls:
             self._connector.wait_for_loads()
         if self._groups.is_plain and not self._groups.names:
             tables, shape = self._tables[0].write(batches[0], form)
+            if not shape.page_copies:
+                return _inputs(form, tables)
             only = _inputs(form, tables, self._copy_pages(0, shape))
-            if shape.page_copies:
-                self._core.page_work_done(launches=shape.requests > 0)
+            self._core.page_work_done(launches=shape.requests > 0)
             return only
         for writer in self._tables:
             writer.check(form)
@@ -427,7 +428,10 @@ class RequestCalls:
 
 
 def _inputs(
-    form: Form, tables: AnyTables, copies: NDArray[np.int32], fills: NDArray[np.int32] = NO_FILLS
+    form: Form,
+    tables: AnyTables,
+    copies: NDArray[np.int32] = NO_COPIES,
+    fills: NDArray[np.int32] = NO_FILLS,
 ) -> KVCacheInputs[Tables]:
     """The inputs of one group."""
     if isinstance(tables, StateTables):

@@ -301,9 +301,9 @@ class TableWriter:
 
         See `PagedKVCacheManager.runtime_inputs`.
         """
-        self.check(form)
-        buffers = self._buffers.get(form)
+        buffers = self._buffers.get(form) if isinstance(form, str) else None
         if buffers is None:
+            self.check(form)
             buffers = self._buffers[form] = self._make(form), self._make(form)
         turn = self._turn.get(form, 0)
         buffer = buffers[turn]

@@ -166,27 +166,27 @@ impl Ledger {
         if !self.step_open {
             self.open_step();
         }
-        self.step_joined |= scratch.plans.iter().any(|plan| plan.load.is_none());
+        self.step_joined |= scratch.plans.iter().any(|plan| plan.load().is_none());
         self.events.seal();
         let lead = self.config.lead();
         let step = self.step.0;
         for group in self.config.group_ids() {
             let mut gaps = self.counters.reuse_gap.runs();
-            for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
-                let pages = scratch.found.pages(&plan.hit, group);
+            for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
+                let pages = scratch.found.pages(plan.hit(), group);
                 self.pools[group].reuse_all(pages, |last_use| {
                     if group == lead {
                         gaps.add(step - last_use.0);
                     }
                 });
             }
-            for load in scratch.plans.iter().filter_map(|plan| plan.load.as_ref()) {
+            for load in scratch.arriving().filter_map(Plan::load) {
                 let stored: Vec<_> = load.stored(group).collect();
                 self.pools[group].reuse_all(&stored, |_| {});
             }
         }
-        for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
-            self.take_hit(plan.slot, plan.hit_end(&self.config), &plan.hit, &scratch.found);
+        for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
+            self.take_hit(plan.slot, plan.hit_end(&self.config), plan.hit(), &scratch.found);
         }
         let mut copies =
             if scratch.has_partial() { self.claim_partials(scratch) } else { Vec::new().into_iter() };
@@ -194,8 +194,8 @@ impl Ledger {
             self.left.clone_from(&scratch.left);
         }
         for (plan, pages) in scratch.plans(self.config.groups.len()) {
-            if let Some(load) = &plan.load {
-                self.admit(plan);
+            if let Some(load) = plan.load() {
+                self.arrive(plan);
                 jobs.extend(self.begin_load(plan.slot, load, pages));
                 continue;
             }
@@ -216,14 +216,16 @@ impl Ledger {
                         self.taken.iter().for_each(|taken| self.fills.plan(group, taken.page));
                     }
                 }
-                if plan.partial.is_some_and(|partial| !partial.takes_over)
+                if plan.partial().is_some_and(|partial| !partial.takes_over)
                     && self.config.kind(group).has_blocks()
                     && let Some(copy) = copies.next()
                 {
                     self.copy_part(plan.slot, (plan.start / self.config.page_size) as usize, copy);
                 }
             }
-            self.admit(plan);
+            if plan.arrival.is_some() {
+                self.arrive(plan);
+            }
             self.plan_step(plan);
         }
         if let WritePolicy::OnEvict { .. } = self.config.write_policy {
@@ -234,7 +236,7 @@ impl Ledger {
 
     /// The tier hears of prefixes that were hit on the device, so that they do not age out of it.
     fn touch_hits(&self, scratch: &Scratch, tier: &mut dyn OuterTier) {
-        for plan in scratch.plans.iter().filter(|plan| !plan.hit.is_empty()) {
+        for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
             if let Some(sequence) = self.slots.get(plan.slot).filter(|sequence| sequence.guards.is_some()) {
                 tier.touch(&sequence.chain.keys()[..(plan.start / self.config.page_size) as usize]);
             }
@@ -242,8 +244,7 @@ impl Ledger {
     }
 
     /// Moves the request to where its hits end, and counts its first admission.
-    #[inline]
-    fn admit(&mut self, plan: &Plan) {
+    fn arrive(&mut self, plan: &Plan) {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         if plan.start > sequence.position {
@@ -255,7 +256,7 @@ impl Ledger {
             self.counters.admissions += 1;
             self.counters.prompt_tokens += u64::from(sequence.prompt_end);
             self.counters.context_blocks += u64::from(sequence.prompt_end.div_ceil(page_size));
-            if let Some((reason, blocks)) = plan.missed {
+            if let Some((reason, blocks)) = plan.arrival.as_ref().and_then(|arrival| arrival.missed) {
                 self.counters.missed(reason, blocks);
             }
         }
@@ -274,6 +275,6 @@ impl Ledger {
         sequence.last_step = step;
         sequence.interrupted = false;
         let Plan { start, end, drafts, .. } = *plan;
-        sequence.steps_out.push_back(StepOut { step, start, end, drafts });
+        sequence.steps_out.push(StepOut { step, start, end, drafts });
     }
 }

@@ -80,7 +80,7 @@ impl Ledger {
             if !sequence.dropped.is_empty() || sequence.interrupted {
                 continue;
             }
-            let Some(out) = sequence.steps_out.front() else {
+            let Some(out) = sequence.steps_out.first() else {
                 return Err(sequence.not_planned(slot));
             };
             if uncopied.is_some_and(|step| step <= out.step) {
@@ -101,7 +101,10 @@ impl Ledger {
             self.counters.dropped_results += 1;
             return;
         }
-        let Some(out) = sequence.steps_out.pop_front() else { return };
+        if sequence.steps_out.is_empty() {
+            return;
+        }
+        let out = sequence.steps_out.remove(0);
         sequence.count_computed(&out, tokens.len() as u32);
         for &token in tokens {
             sequence.append(token);

@@ -36,6 +36,9 @@ pub(crate) struct Hit {
 }
 
 impl Hit {
+    /// No blocks.
+    pub(crate) const NONE: Hit = Hit { nodes: 0..0, ranges: 0 };
+
     pub(crate) fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }

@@ -349,7 +349,7 @@ impl Ledger {
         let sequence = self.slots.get_mut(slot)?;
         let load = Load { copy: copy.id, first: plan.first, end: plan.end, rows };
         sequence.cached += load.tokens(sequence.position, page_size);
-        sequence.load = Some(load);
+        sequence.load = Some(Box::new(load));
         Some(LoadJob { slot, blocks, copy })
     }
 

@@ -91,7 +91,7 @@ impl Partial {
             return;
         }
         let Some(before) = taken.insert(self.node, index) else { return };
-        if let Some(partial) = &mut plans[before].partial {
+        if let Some(partial) = plans[before].arrival.as_mut().and_then(|arrival| arrival.partial.as_mut()) {
             partial.takes_over = false;
         }
         let first = before * config.groups.len();
@@ -103,35 +103,35 @@ impl Scratch {
     /// Whether what is planned to be taken over is a hit of another request in the batch.
     pub(crate) fn takes_over_a_hit(&self) -> bool {
         let hit = |found: &Found, plan: &Plan| {
-            found.nodes(&plan.hit).iter().any(|node| self.taken_over.contains_key(node))
+            found.nodes(plan.hit()).iter().any(|node| self.taken_over.contains_key(node))
         };
-        !self.taken_over.is_empty() && self.plans.iter().any(|plan| hit(&self.found, plan))
+        !self.taken_over.is_empty() && self.arriving().any(|plan| hit(&self.found, plan))
     }
 
     /// Whether a request goes on from a part of a block.
     pub(crate) fn has_partial(&self) -> bool {
-        self.plans.iter().any(|plan| plan.partial.is_some())
+        self.arriving().any(|plan| plan.partial().is_some())
     }
 
     /// The blocks that parts are of, one for each request that goes on from one.
     pub(crate) fn partial_nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.plans.iter().filter_map(|plan| plan.partial.map(|partial| partial.node))
+        self.arriving().filter_map(|plan| plan.partial().map(|partial| partial.node))
     }
 }
 
 impl Ledger {
     /// The page of a group that the request goes on from a part of.
     pub(crate) fn partial_page(&self, plan: &Plan, group: GroupId) -> Option<PageId> {
-        plan.partial.and_then(|partial| self.tree.page(partial.node, group))
+        plan.partial().and_then(|partial| self.tree.page(partial.node, group))
     }
 
     /// Claims the pages of all parts, before any page is handed out. Gives those to copy, in the order of the plans
     /// and of their groups; the copies' destinations are not known yet.
     pub(crate) fn claim_partials(&mut self, scratch: &Scratch) -> std::vec::IntoIter<PageCopy> {
         let mut copies = Vec::new();
-        for plan in &scratch.plans {
+        for plan in scratch.arriving() {
             for group in self.config.group_ids() {
-                if plan.partial.is_some_and(|partial| !partial.takes_over)
+                if plan.partial().is_some_and(|partial| !partial.takes_over)
                     && let Some(source) = self.partial_page(plan, group)
                 {
                     self.pools[group].pin(source);
@@ -139,8 +139,8 @@ impl Ledger {
                 }
             }
         }
-        for plan in &scratch.plans {
-            let Some(Partial { node, run, takes_over }) = plan.partial else { continue };
+        for plan in scratch.arriving() {
+            let Some(Partial { node, run, takes_over }) = plan.partial() else { continue };
             if takes_over {
                 self.take_over(plan.slot, node);
             }

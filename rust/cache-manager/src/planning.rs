@@ -18,12 +18,8 @@ use smallvec::{SmallVec, smallvec};
 /// What `alloc` will do for one request.
 pub(crate) struct Plan {
     pub(crate) slot: SlotId,
-    pub(crate) hit: Hit,
-    /// The block behind the hit that the request goes on from a part of.
-    pub(crate) partial: Option<Partial>,
-    /// At first admission: why the first block after the hits was missed, and how many were, up to the
-    /// block of the last token.
-    pub(crate) missed: Option<(MissReason, u32)>,
+    /// What was looked for, if the request has a prompt to compute.
+    pub(crate) arrival: Option<Box<Arrival>>,
     /// Tokens that the forward computes.
     pub(crate) start: u32,
     pub(crate) end: u32,
@@ -33,14 +29,49 @@ pub(crate) struct Plan {
     pub(crate) drafts: u32,
     /// Most tokens that it may compute, by the caller's word.
     pub(crate) bound: u32,
+}
+
+/// What there is of a prompt that is still to be computed.
+#[derive(Default)]
+pub(crate) struct Arrival {
+    pub(crate) hit: Hit,
+    /// The block behind the hit that the request goes on from a part of.
+    pub(crate) partial: Option<Partial>,
+    /// At first admission: why the first block after the hits was missed, and how many were, up to the
+    /// block of the last token.
+    pub(crate) missed: Option<(MissReason, u32)>,
     /// What has to be loaded before a forward can be planned.
-    pub(crate) load: Option<Box<LoadPlan>>,
+    pub(crate) load: Option<LoadPlan>,
+}
+
+impl Arrival {
+    /// Blocks of the request before the end of the hit; 0 without one.
+    fn hit_end(&self, sequence: &Sequence) -> u32 {
+        if self.hit.is_empty() { 0 } else { (sequence.nodes.len() + self.hit.blocks()) as u32 }
+    }
+
+    /// Whether the request goes on from something that is stored.
+    fn reuses(&self) -> bool {
+        !self.hit.is_empty() || self.partial.is_some() || self.load.is_some()
+    }
 }
 
 impl Plan {
+    pub(crate) fn hit(&self) -> &Hit {
+        self.arrival.as_ref().map_or(&Hit::NONE, |arrival| &arrival.hit)
+    }
+
+    pub(crate) fn partial(&self) -> Option<Partial> {
+        self.arrival.as_ref().and_then(|arrival| arrival.partial)
+    }
+
+    pub(crate) fn load(&self) -> Option<&LoadPlan> {
+        self.arrival.as_ref().and_then(|arrival| arrival.load.as_ref())
+    }
+
     /// Whether the request goes on from something that is stored.
     pub(crate) fn reuses(&self) -> bool {
-        !self.hit.is_empty() || self.partial.is_some() || self.load.is_some()
+        self.arrival.as_ref().is_some_and(|arrival| arrival.reuses())
     }
 
     /// Where the full blocks end that the request goes on from, in tokens, if there is a hit.
@@ -68,6 +99,8 @@ impl NewPages {
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) plans: Vec<Plan>,
+    /// Whether some of them are of requests with a prompt to compute.
+    arrivals: bool,
     /// Pages to take for each plan, in each group.
     pub(crate) pages: Vec<NewPages>,
     pub(crate) found: Found,
@@ -84,7 +117,13 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Whether a request goes on from something that is stored on the device.
     pub(crate) fn has_hits(&self) -> bool {
-        self.plans.iter().any(|plan| !plan.hit.is_empty() || plan.partial.is_some())
+        self.arriving().any(|plan| !plan.hit().is_empty() || plan.partial().is_some())
+    }
+
+    /// The plans of requests with a prompt to compute: none in most steps.
+    pub(crate) fn arriving(&self) -> impl Iterator<Item = &Plan> {
+        let plans = if self.arrivals { &self.plans[..] } else { &[] };
+        plans.iter().filter(|plan| plan.arrival.is_some())
     }
 
     /// Each plan, with the pages that it takes in each of so many groups.
@@ -240,6 +279,7 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
+        scratch.arrivals = false;
         scratch.pages.clear();
         scratch.found.clear(&self.config);
         scratch.leaving.clear();
@@ -248,12 +288,12 @@ impl Ledger {
             let bound = num_tokens.get(index).or(num_tokens.last()).copied();
             let planned = scratch.pages.len();
             let plan = self.plan_one(index, slot, bound, loads, scratch)?;
-            if loads.are_all() && plan.load.is_none() {
+            if loads.are_all() && plan.load().is_none() {
                 scratch.pages.truncate(planned);
                 continue;
             }
             for (group, pages) in self.config.group_ids().zip(&mut scratch.pages[planned..]) {
-                if plan.load.is_some() {
+                if plan.load().is_some() {
                     // Nothing is computed, and nothing copied.
                 } else if self.config.kind(group).is_recurrent() {
                     let sequence = self.sequence(slot)?;
@@ -263,10 +303,11 @@ impl Ledger {
                     pages.copies = self.must_copy(sequence, group, plan.start, &mut scratch.leaving);
                 }
             }
-            if let Some(partial) = plan.partial {
+            if let Some(partial) = plan.partial() {
                 let Scratch { plans, pages, taken_over, .. } = &mut *scratch;
                 partial.enter(index, &self.config, plans, pages, taken_over);
             }
+            scratch.arrivals |= plan.arrival.is_some();
             scratch.plans.push(plan);
         }
         let mut demand = self.demand(scratch);
@@ -301,61 +342,27 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<Plan, LedgerError> {
         let page_size = self.config.page_size;
-        let (step, open, epoch) = (self.step, self.step_open, self.epoch);
-        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
-        check_plannable(sequence, slot, step, open)?;
+        let sequence = self.slots.get(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        check_plannable(sequence, slot, self.step, self.step_open)?;
         if sequence.position == sequence.len() {
             check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
-
-        let mut missed = None;
-        let (mut hit, mut on_device) = (Hit::default(), sequence.nodes.len());
-        let reads = sequence.reads(&self.config, epoch);
-        if reads && sequence.position < sequence.prompt_end {
-            let limit = sequence.hash_reusable(page_size);
-            let found = &mut scratch.found;
-            let why;
-            (hit, on_device, why) = found.look_up(
-                &self.config,
-                &self.tree,
-                sequence,
-                &[],
-                most_found(on_device, limit, scratch.halvings),
-                &mut self.reader,
-            );
-            found.collisions += u64::from(why == Some(MissReason::Collision));
-            if !sequence.admitted && on_device < limit {
-                let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], why);
-                missed = Some((miss.reason, (limit - on_device) as u32));
-            }
-        }
-        let hit_end = if hit.is_empty() { 0 } else { (sequence.nodes.len() + hit.blocks()) as u32 };
-        let mut start = sequence.position.max(hit_end * page_size);
-        // What the request has computed and not stored is not loaded either.
-        let first_load = (on_device as u32).max(start / page_size);
-        let limit = (sequence.known() - 1) / page_size;
-        let load = if reads && first_load < limit && sequence.may_load() {
-            loads.of(
-                index,
-                (slot, sequence),
-                (first_load, limit),
-                &self.config,
-                &self.tree,
-                &mut self.reader,
-            )?
+        let mut arrival = None;
+        if sequence.position < sequence.prompt_end {
+            arrival = Some(Box::new(self.look_for(index, slot, loads, scratch)?));
         } else {
-            loads.none(index, slot)?
-        };
-        let mut partial = None;
-        if scratch.partly && reads && load.is_none() && sequence.position < sequence.prompt_end {
-            let nodes = scratch.found.nodes(&hit);
-            let (tree, pools) = (&self.tree, &self.pools);
-            partial = Partial::find(&self.config, tree, pools, sequence, nodes, start, &scratch.taken_over);
+            loads.none(index, slot)?;
         }
-        start += partial.map_or(0, |partial| partial.run);
-        let taken_over = u32::from(partial.is_some_and(|partial| partial.takes_over));
+        let sequence = self.sequence(slot)?;
+        let (mut start, mut hit_end, mut taken_over) = (sequence.position, 0, 0);
+        if let Some(arrival) = &arrival {
+            hit_end = arrival.hit_end(sequence);
+            start = start.max(hit_end * page_size) + arrival.partial.map_or(0, |partial| partial.run);
+            taken_over = u32::from(arrival.partial.is_some_and(|partial| partial.takes_over));
+        }
         let forward = sequence.forward(start, self.config.most_tokens(bound));
-        let counts = load.is_some() || !loads.are_all(); // else it is not planned
+        let loads_some = arrival.as_ref().is_some_and(|arrival| arrival.load.is_some());
+        let counts = loads_some || !loads.are_all(); // else it is not planned
         let limit = self.config.max_blocks_per_request(sequence.drafts);
         let most = forward.len + sequence.draft_room([].iter());
         if counts && u64::from(most) > u64::from(limit) * u64::from(page_size) {
@@ -390,13 +397,65 @@ impl Ledger {
         if counts && !plain {
             self.check_capacity(slot, most, &at_most)?;
         }
-        let load = load.and_then(|mut load| {
-            self.plan_load_pages(&mut load, slot, start, bound, hit_end, scratch).then_some(load)
-        });
+        if let Some(arrival) = &mut arrival
+            && let Some(load) = &mut arrival.load
+            && !self.plan_load_pages(load, slot, start, bound, hit_end, scratch)
+        {
+            arrival.load = None;
+        }
         let Forward { end, placeholder, drafts, .. } = forward;
         let bound = bound.unwrap_or(u32::MAX);
-        let load = load.map(Box::new);
-        Ok(Plan { slot, hit, partial, missed, start, end, placeholder, drafts, bound, load })
+        Ok(Plan { slot, arrival, start, end, placeholder, drafts, bound })
+    }
+
+    /// What there is of a request's prompt, on the device and in other tiers.
+    fn look_for(
+        &mut self,
+        index: usize,
+        slot: SlotId,
+        loads: &mut Loads<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Arrival, LedgerError> {
+        let page_size = self.config.page_size;
+        let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
+        let mut arrival = Arrival::default();
+        if !sequence.reads(&self.config, self.epoch) {
+            loads.none(index, slot)?;
+            return Ok(arrival);
+        }
+        let limit = sequence.hash_reusable(page_size);
+        let published = sequence.nodes.len();
+        let (hit, on_device, why) = scratch.found.look_up(
+            &self.config,
+            &self.tree,
+            sequence,
+            &[],
+            most_found(published, limit, scratch.halvings),
+            &mut self.reader,
+        );
+        scratch.found.collisions += u64::from(why == Some(MissReason::Collision));
+        if !sequence.admitted && on_device < limit {
+            let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], why);
+            arrival.missed = Some((miss.reason, (limit - on_device) as u32));
+        }
+        arrival.hit = hit;
+        let start = sequence.position.max(arrival.hit_end(sequence) * page_size);
+        // What the request has computed and not stored is not loaded either.
+        let first_load = (on_device as u32).max(start / page_size);
+        let limit = limit as u32;
+        arrival.load = if first_load < limit && sequence.may_load() {
+            let blocks = (first_load, limit);
+            loads.of(index, (slot, sequence), blocks, &self.config, &self.tree, &mut self.reader)?
+        } else {
+            loads.none(index, slot)?
+        };
+        if scratch.partly && arrival.load.is_none() {
+            let nodes = scratch.found.nodes(&arrival.hit);
+            let (tree, pools) = (&self.tree, &self.pools);
+            arrival.partial =
+                Partial::find(&self.config, tree, pools, sequence, nodes, start, &scratch.taken_over);
+        }
+        Ok(arrival)
     }
 
     /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.
@@ -422,7 +481,7 @@ fn check_plannable(sequence: &Sequence, slot: SlotId, step: Step, open: bool) ->
         return Err(LedgerError::Loading { slot });
     }
     sequence.check_present(slot)?;
-    if let Some(newest) = sequence.steps_out.back() {
+    if let Some(newest) = sequence.steps_out.last() {
         if open && newest.step == step {
             return Err(LedgerError::AlreadyPlanned { slot, step: step.0 });
         }

@@ -205,7 +205,7 @@ impl Ledger {
         Next {
             slot,
             hit: Hit::default(),
-            hit_end: plan.filter(|plan| !plan.hit.is_empty()).map_or(0, |plan| plan.start / page_size),
+            hit_end: plan.filter(|plan| !plan.hit().is_empty()).map_or(0, |plan| plan.start / page_size),
             part: None,
             forward: goes_on.then(|| sequence.forward(start, most)),
             most,

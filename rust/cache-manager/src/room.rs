@@ -47,7 +47,7 @@ impl Ledger {
     pub(crate) fn room_after(&mut self, scratch: &Scratch) -> (Room, SmallVec<[i64; 4]>) {
         let mut room = self.pools.room();
         let mut claimed = smallvec![0; self.config.groups.len()];
-        let mut reusing = scratch.plans.iter().filter(|plan| plan.reuses()).peekable();
+        let mut reusing = scratch.arriving().filter(|plan| plan.reuses()).peekable();
         if reusing.peek().is_some() {
             self.mark_planned(scratch);
         }
@@ -74,13 +74,13 @@ impl Ledger {
                 step(room, pools, group, page);
                 each(group, gains);
             };
-            for page in plan.load.iter().flat_map(|load| load.stored(group)) {
+            for page in plan.load().into_iter().flat_map(|load| load.stored(group)) {
                 if self.pools[group].is_evictable(page) && self.pools[group].mark(page) {
                     change(&self.pools, page, true);
                 }
             }
             let part = self.partial_page(plan, group);
-            let moved = Change { sequence, hit: &plan.hit, start: plan.start, part };
+            let moved = Change { sequence, hit: plan.hit(), start: plan.start, part };
             moved.pages(&self.config, &mut self.pools, found, group, change);
         }
     }

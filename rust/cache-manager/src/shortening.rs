@@ -28,7 +28,7 @@ impl Ledger {
         }
         for (&slot, &tokens) in batch.iter().zip(num_tokens) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
-            let Some(StepOut { start, end, .. }) = sequence.steps_out.back_mut() else { continue };
+            let Some(StepOut { start, end, .. }) = sequence.steps_out.last_mut() else { continue };
             let planned = std::mem::replace(end, *start + tokens);
             sequence.position = *end;
             sequence.pull_states(planned, &self.config);
@@ -39,7 +39,7 @@ impl Ledger {
     fn check_shorter(&self, slot: SlotId, tokens: u32) -> Result<(), LedgerError> {
         let sequence = self.sequence(slot)?;
         let refused = |what: String| Err(LedgerError::NotShortened { slot, what });
-        match sequence.steps_out.back() {
+        match sequence.steps_out.last() {
             Some(out) if self.step_open && out.step == self.step => {
                 let planned = out.end - out.start;
                 if out.start >= sequence.prompt_end {

@@ -42,7 +42,7 @@ impl Ledger {
             return self.needed_to_last(sequence, group);
         }
         // Two steps in a row both go on from kept states only in the prompt: others are of a token.
-        let oldest = sequence.steps_out.front().map_or(forward.start, |out| out.start);
+        let oldest = sequence.steps_out.first().map_or(forward.start, |out| out.start);
         let in_a_row = oldest < sequence.prompt_end || self.config.page_size == 1;
         let steps =
             if in_a_row { (1 + u32::from(two_steps)).max(sequence.steps_out.len() as u32) } else { 1 };

@@ -91,7 +91,7 @@ impl Ledger {
         plan: &Plan,
         leaving: &mut Leaving,
     ) -> bool {
-        self.goes_on_from_copy(sequence, group, plan.start, !plan.hit.is_empty(), leaving)
+        self.goes_on_from_copy(sequence, group, plan.start, !plan.hit().is_empty(), leaving)
     }
 
     /// The same of a step from token `start` on.

@@ -305,7 +305,7 @@ impl Ledger {
 
     pub(crate) fn planned(&self, slot: SlotId) -> Result<(&Sequence, StepOut), LedgerError> {
         let sequence = self.sequence(slot)?;
-        let out = sequence.steps_out.back().ok_or(sequence.not_planned(slot))?;
+        let out = sequence.steps_out.last().ok_or_else(|| sequence.not_planned(slot))?;
         Ok((sequence, *out))
     }
 }

@@ -18,13 +18,14 @@ impl Ledger {
             self.take_from_slab(group, count)
         };
         assert!(complete, "the plan left room for every page");
+        let leads = group == self.config.lead();
         for index in 0..self.taken.len() {
             if let Some(later) = self.taken.get(index + AHEAD).and_then(|later| later.evicted) {
                 self.tree.prefetch(NodeId(later.0));
             }
             let Taken { page, evicted, pristine } = self.taken[index];
             if let Some(node) = evicted {
-                self.evict(group, page, node);
+                self.evict(group, page, node, leads);
             }
             self.counters.pages_allocated_new += u64::from(pristine);
         }
@@ -43,20 +44,21 @@ impl Ledger {
             self.fills.taken(group, taken.page);
         }
         for Evicted { group, page, node } in lost {
-            self.evict(group, page, node);
+            self.evict(group, page, node, group == self.config.lead());
         }
         complete
     }
 
     /// The block of `node` is no longer on the page that a group had it on.
-    #[inline]
-    fn evict(&mut self, group: GroupId, page: PageId, node: NodeLink) {
+    #[expect(clippy::inline_always, reason = "of two calls, one is made for each page")]
+    #[inline(always)]
+    fn evict(&mut self, group: GroupId, page: PageId, node: NodeLink, leads: bool) {
         let node = NodeId(node.0);
         let key = self.tree.key(node);
         self.tree.clear_page(node, group);
         if let Some(key) = key {
             self.events.removed(group, key);
-            if group == self.config.lead() {
+            if leads {
                 self.evicted.add(key, self.step);
             }
         } else {

@@ -258,7 +258,7 @@ impl Ledger {
     fn verify_writers(&self) -> Result<(), LedgerFault> {
         let mut writers: HashMap<(GroupId, PageId), u32> = HashMap::new();
         for (slot, sequence) in self.slots.iter() {
-            let Some(first) = sequence.steps_out.front() else { continue };
+            let Some(first) = sequence.steps_out.first() else { continue };
             // A hit may have taken the place of blocks that an older step still writes.
             let block = sequence.nodes.len().max((first.start / self.config.page_size) as usize);
             for group in self.config.group_ids() {

@@ -106,10 +106,11 @@ impl KeyTable {
     ///
     /// # Panics
     /// If it is not.
+    #[inline]
     pub fn remove(&mut self, key: u64, number: u32) {
         let mut hole = self.home(self.tag(key));
         while Entry(self.entries[hole]).number() != Some(number) {
-            assert!(self.entries[hole] != 0, "number {number} is not in the table");
+            assert!(self.entries[hole] != 0, "the number is in the table");
             hole = self.after(hole);
         }
         // Shift back what would no longer be reached past the hole.

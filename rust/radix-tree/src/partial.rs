@@ -129,6 +129,16 @@ impl PrefixTree {
         self.page(node, self.found_by).is_some()
     }
 
+    /// Of these nodes, those that have lost their last sibling are no forks.
+    #[cold]
+    pub(crate) fn leave_alone(&mut self, siblings: [NodeId; 2]) {
+        for sibling in siblings {
+            if sibling.0 != NONE && !self.has_siblings(sibling) && self.is_found_by_tokens(sibling) {
+                self.leave_forks(sibling);
+            }
+        }
+    }
+
     /// The node has got siblings or its page, and has both.
     #[cold]
     pub(crate) fn enter_forks(&mut self, node: NodeId) {

@@ -50,7 +50,8 @@ impl PrefixTree {
 
     /// The node's block is no longer on the device in `group`. Its descendants stay; nodes that hold nothing
     /// and lead nowhere go.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each eviction makes this one call")]
+    #[inline(always)]
     pub fn clear_page(&mut self, node: NodeId, group: GroupId) {
         debug_assert!(self.page(node, group).is_some(), "the node has no page");
         *self.slot_mut(node, group) = PageId::NULL;
@@ -69,10 +70,14 @@ impl PrefixTree {
     }
 
     /// Whether the node has a page of any group.
-    #[inline]
     pub(crate) fn has_page(&self, node: NodeId) -> bool {
-        self.node(node).page != PageId::NULL
-            || self.further_slots(node).iter().any(|&page| page != PageId::NULL)
+        self.node(node).page != PageId::NULL || self.has_further_page(node)
+    }
+
+    /// Whether the node has a page of any group but the first.
+    #[inline]
+    pub(crate) fn has_further_page(&self, node: NodeId) -> bool {
+        self.groups > 1 && self.further_slots(node).iter().any(|&page| page != PageId::NULL)
     }
 
     #[inline]

@@ -296,8 +296,12 @@ impl PrefixTree {
 
     /// Drops the node if it holds nothing and leads nowhere, and then those before it that do neither.
     pub(crate) fn prune(&mut self, mut node: NodeId) {
-        while !self.has_page(node) && self.is_leaf(node) && !self.anchors.contains_key(&node) {
+        loop {
             let record = *self.node(node);
+            let holds = record.page != PageId::NULL || self.has_further_page(node);
+            if holds || record.first_child != NONE || self.anchors.contains_key(&node) {
+                return;
+            }
             if record.extra.is_tail() {
                 self.tails -= 1;
             } else {
@@ -306,10 +310,8 @@ impl PrefixTree {
             self.dropped += 1;
             self.extras.release(record.extra.id());
             self.unlink(node);
-            for sibling in [record.next, record.previous].map(NodeId) {
-                if sibling.0 != NONE && !self.has_siblings(sibling) && self.is_found_by_tokens(sibling) {
-                    self.leave_forks(sibling);
-                }
+            if record.next != NONE || record.previous != NONE {
+                self.leave_alone([record.next, record.previous].map(NodeId));
             }
             self.link(node, PackedParent::FREE);
             match record.parent.unpack() {

@@ -182,7 +182,7 @@ fn a_namespace_that_more_requests_hold_than_there_are_is_found() {
 fn a_third_step_out_is_found() {
     let what = after_damage_to(OWNER, |sequence| {
         for end in [1, 2, 3] {
-            sequence.steps_out.push_back(StepOut { step: Step(end), start: end - 1, end, drafts: 0 });
+            sequence.steps_out.push(StepOut { step: Step(end), start: end - 1, end, drafts: 0 });
         }
     });
     assert_eq!(what, "3 steps are out");
@@ -191,8 +191,8 @@ fn a_third_step_out_is_found() {
 #[test]
 fn steps_out_that_overlap_are_found() {
     let what = after_damage_to(OWNER, |sequence| {
-        sequence.steps_out.push_back(StepOut { step: Step(1), start: 0, end: 5, drafts: 0 });
-        sequence.steps_out.push_back(StepOut { step: Step(2), start: 4, end: 9, drafts: 0 });
+        sequence.steps_out.push(StepOut { step: Step(1), start: 0, end: 5, drafts: 0 });
+        sequence.steps_out.push(StepOut { step: Step(2), start: 4, end: 9, drafts: 0 });
     });
     assert_eq!(what, "a step out computes 4 to 9 after 5");
 }
@@ -218,7 +218,7 @@ fn a_published_block_that_is_not_computed_is_found() {
 #[test]
 fn a_step_that_verifies_drafts_which_the_request_has_not_is_found() {
     let what = after_damage_to(OWNER, |sequence| {
-        sequence.steps_out.push_back(StepOut { step: Step(3), start: 9, end: 10, drafts: 2 });
+        sequence.steps_out.push(StepOut { step: Step(3), start: 9, end: 10, drafts: 2 });
     });
     assert_eq!(what, "a step out from token 9 verifies 2 drafts; the request has 0 from token 9 on");
 }
@@ -229,7 +229,7 @@ fn a_step_without_pages_for_its_drafts_is_found() {
         sequence.drafts = 2;
         sequence.tokens.push(7);
         sequence.position = 10;
-        sequence.steps_out.push_back(StepOut { step: Step(3), start: 9, end: 10, drafts: 2 });
+        sequence.steps_out.push(StepOut { step: Step(3), start: 9, end: 10, drafts: 2 });
     });
     assert_eq!(what, "3 pages do not hold 14 tokens");
 }
@@ -238,7 +238,7 @@ fn a_step_without_pages_for_its_drafts_is_found() {
 fn a_step_that_writes_to_a_page_of_the_tree_is_found() {
     let found = after(|ledger| {
         let twin = ledger.slots.get_mut(TWIN).expect("the request is claimed");
-        twin.steps_out.push_back(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
+        twin.steps_out.push(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
         twin.rows[0].pages[2] = PageId(1);
     });
     assert_eq!(found, page(1, "slot 1 writes to it, and others read it"));
@@ -266,7 +266,7 @@ fn two_requests_that_write_to_one_page_are_found() {
     let found = after(|ledger| {
         for slot in [OWNER, TWIN] {
             let sequence = ledger.slots.get_mut(slot).expect("the request is claimed");
-            sequence.steps_out.push_back(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
+            sequence.steps_out.push(StepOut { step: Step(3), start: 8, end: 9, drafts: 0 });
             sequence.rows[0].pages[2] = PageId(3);
         }
     });
