@@ -29,11 +29,12 @@ class FullCache:
     """A cache of which every page is evictable, least recently released first.
 
     Requests of one page each were released in a shuffled order, so that an evicted page and the one after it
-    lie anywhere in memory.
+    lie anywhere in memory. Without partial reuse: with it, blocks that follow the same one, as all of these do and
+    few of others, are found by their tokens too, and taken out there.
     """
 
     def __init__(self, pages: int) -> None:
-        self.kv: PagedKVCacheManager = cache(PAGE_SIZE, pages)
+        self.kv: PagedKVCacheManager = cache(PAGE_SIZE, pages, partial_reuse=False)
         self._order = np.random.default_rng(0)
         self._fresh = prompts(PAGE_SIZE)
         slots = self.claim(pages)
@@ -47,7 +48,6 @@ class FullCache:
 
     def store(self, slots: NDArray[np.int32]) -> None:
         """Ends these requests: their pages are cached, and evictable after all others."""
-        self.kv.take_page_copies()
         self.kv.step(slots, np.zeros(len(slots), np.int32))
         self.kv.release(self._order.permutation(slots))
         count = self.kv.block_count()

@@ -79,7 +79,7 @@ impl Ledger {
     ) -> Result<Vec<LoadJob>, LedgerError> {
         self.check_bounds(batch, num_tokens)?;
         self.check_awake()?;
-        let mut scratch = std::mem::take(&mut self.admission);
+        let mut scratch = self.admission.take().unwrap_or_default();
         let outcome = self.plan_room(batch, num_tokens, &mut loads, &mut scratch);
         if let Err(LedgerError::InsufficientBlocks { .. } | LedgerError::RequestTooLarge { .. }) = &outcome {
             self.counters.failed_allocs += 1;
@@ -88,7 +88,7 @@ impl Ledger {
         if let (Ok(_), Loads::From { tier, .. }) = (&outcome, &mut loads) {
             self.touch_hits(&scratch, *tier);
         }
-        self.admission = scratch;
+        self.admission = Some(scratch);
         outcome
     }
 
@@ -118,9 +118,9 @@ impl Ledger {
     pub fn can_alloc(&mut self, batch: &[SlotId], num_tokens: &[u32]) -> Result<bool, LedgerError> {
         self.check_bounds(batch, num_tokens)?;
         self.check_awake()?;
-        let mut scratch = std::mem::take(&mut self.admission);
+        let mut scratch = self.admission.take().unwrap_or_default();
         let planned = self.plan_room(batch, num_tokens, &mut Loads::Given(&[]), &mut scratch);
-        self.admission = scratch;
+        self.admission = Some(scratch);
         match planned {
             Ok(()) => Ok(true),
             Err(LedgerError::InsufficientBlocks { .. }) => Ok(false),

@@ -72,7 +72,7 @@ pub struct Ledger {
     /// Entries of `orphans` after the old ones were last swept out.
     pub(crate) orphans_swept: usize,
     pub(crate) reader: BlockReader,
-    pub(crate) admission: crate::planning::Scratch,
+    pub(crate) admission: Option<Box<crate::planning::Scratch>>,
     pub(crate) pass: crate::scheduling::Pass,
 }
 
@@ -93,7 +93,7 @@ impl Ledger {
         let blocks = if config.prefix_caching { pages } else { 0 };
         Ledger {
             tree: PrefixTree::new(config.page_size as usize, blocks, config.groups.len() as u8)
-                .found_by(config.first_of_blocks()),
+                .found_by(config.reuses_partly().then(|| config.first_of_blocks())),
             pools,
             slots: Slots::default(),
             taken: Vec::new(),
@@ -124,7 +124,7 @@ impl Ledger {
             orphans: HashMap::new(),
             orphans_swept: 64,
             reader: BlockReader::default(),
-            admission: crate::planning::Scratch::default(),
+            admission: None,
             pass: crate::scheduling::Pass::default(),
             config,
         }

@@ -164,21 +164,22 @@ impl Ledger {
         count: impl FnOnce(&mut Ledger, &[Next], &Found) -> R,
     ) -> Result<R, LedgerError> {
         self.check_bounds(batch, outlook.num_tokens)?;
-        let mut found = std::mem::take(&mut self.admission.found);
+        let mut scratch = self.admission.take().unwrap_or_default();
+        let found = &mut scratch.found;
         found.clear(&self.config);
         let bound = |index: usize| outlook.num_tokens.get(index).or(outlook.num_tokens.last()).copied();
         let walk = |index: usize| outlook.walks.get(index).copied().flatten();
-        let next = |(index, &slot): (usize, &SlotId)| self.next(slot, bound(index), walk(index), &mut found);
+        let next = |(index, &slot): (usize, &SlotId)| self.next(slot, bound(index), walk(index), found);
         let nexts: Result<SmallVec<[Next; 4]>, _> = batch.iter().enumerate().map(next).collect();
         let counted = nexts.map(|mut nexts| {
             let parts = nexts.iter().any(|next| next.part.is_some());
-            if parts && (take_over_a_hit(&nexts, &found) || !self.has_room(&nexts, &found)) {
+            if parts && (take_over_a_hit(&nexts, found) || !self.has_room(&nexts, found)) {
                 nexts.iter_mut().for_each(|next| self.without_part(next)); // as `alloc` does
             }
-            self.mark(&nexts, &found);
-            count(self, &nexts, &found)
+            self.mark(&nexts, found);
+            count(self, &nexts, found)
         });
-        self.admission.found = found;
+        self.admission = Some(scratch);
         counted
     }
 

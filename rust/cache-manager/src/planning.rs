@@ -349,7 +349,7 @@ impl Ledger {
         }
         let mut arrival = None;
         if sequence.position < sequence.prompt_end {
-            arrival = Some(Box::new(self.look_for(index, slot, loads, scratch)?));
+            arrival = Some(self.look_for(index, slot, loads, scratch)?);
         } else {
             loads.none(index, slot)?;
         }
@@ -415,10 +415,10 @@ impl Ledger {
         slot: SlotId,
         loads: &mut Loads<'_>,
         scratch: &mut Scratch,
-    ) -> Result<Arrival, LedgerError> {
+    ) -> Result<Box<Arrival>, LedgerError> {
         let page_size = self.config.page_size;
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
-        let mut arrival = Arrival::default();
+        let mut arrival = Box::new(Arrival::default());
         if !sequence.reads(&self.config, self.epoch) {
             loads.none(index, slot)?;
             return Ok(arrival);

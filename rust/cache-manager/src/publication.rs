@@ -14,6 +14,7 @@ use block_pool::{GroupId, NodeLink, Pools};
 use memory::AHEAD;
 use radix_tree::{Insertion, NodeId, PrefixTree};
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 impl Ledger {
     /// Publishes the request's blocks that are full, known and computed, and not published yet; what is
@@ -111,9 +112,6 @@ impl Publication<'_> {
     /// Tells of blocks that a group has got.
     fn tell(&mut self, group: GroupId, run: &Run) {
         let (config, tree, sequence) = (self.config, &*self.tree, &*self.sequence);
-        if !self.events.is_on() {
-            return;
-        }
         self.events.heed();
         let before = &sequence.nodes[..run.start()];
         let parent = if config.kind(group).is_recurrent() {
@@ -144,9 +142,7 @@ impl Publication<'_> {
         if end > first {
             replace_tail(self.tree, self.pools, self.config, nodes[first]); // what follows the others is as new
         }
-        for block in first..end {
-            self.store(block, GroupId::FIRST);
-        }
+        self.store(first..end, GroupId::FIRST);
     }
 
     /// Publishes the next block, whatever it is.
@@ -186,7 +182,7 @@ impl Publication<'_> {
         let Some(own) = sequence.row(group).page(block) else { return };
         let Some(stored) = self.tree.page(node, group) else {
             self.tree.set_page(node, group, own);
-            return self.store(block, group);
+            return self.store(block..block + 1, group);
         };
         let retention = sequence.retention_of(block, self.config.page_size as usize);
         retain(self.pools, self.tree, self.events, group, stored, retention);
@@ -208,28 +204,36 @@ impl Publication<'_> {
         self.counters.private_blocks += 1;
     }
 
-    /// The block's node has got its page of a group: the page stands for it.
-    fn store(&mut self, block: usize, group: GroupId) {
+    /// The blocks' nodes have got their pages of a group: the pages stand for them.
+    fn store(&mut self, blocks: Range<usize>, group: GroupId) {
         let page_size = self.config.page_size as usize;
         let sequence = &*self.sequence;
-        let page = sequence.row(group).pages[block];
+        let pages = &sequence.row(group).pages;
         let pool = &mut self.pools[group];
-        pool.publish(page, NodeLink(sequence.nodes[block].0), sequence.last_step);
-        if let Some(retention) = sequence.retention_of(block, page_size) {
-            pool.retain(page, retention);
+        for block in blocks.clone() {
+            pool.publish(pages[block], NodeLink(sequence.nodes[block].0), sequence.last_step);
+            if let Some(retention) = sequence.retention_of(block, page_size) {
+                pool.retain(pages[block], retention);
+            }
         }
-        self.published[group.index()].push(block);
-        if let Some(before) = self.runs[group.index()].add(block, pool.priority(page)) {
-            self.tell(group, &before);
+        self.published[group.index()].extend(blocks.clone());
+        if group == self.config.lead() {
+            let keys = sequence.chain.keys();
+            for block in blocks.clone() {
+                if let Some(&later) = keys.get(block + AHEAD) {
+                    self.evicted.prefetch(later);
+                }
+                self.evicted.forget(keys[block]);
+            }
+            self.counters.published_blocks += blocks.len() as u64;
         }
-        if group != self.config.lead() {
-            return;
+        if self.events.is_on() {
+            for block in blocks {
+                let priority = self.pools[group].priority(self.sequence.row(group).pages[block]);
+                if let Some(before) = self.runs[group.index()].add(block, priority) {
+                    self.tell(group, &before);
+                }
+            }
         }
-        let keys = self.sequence.chain.keys();
-        if let Some(&later) = keys.get(block + AHEAD) {
-            self.evicted.prefetch(later);
-        }
-        self.evicted.forget(keys[block]);
-        self.counters.published_blocks += 1;
     }
 }

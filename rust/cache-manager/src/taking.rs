@@ -19,16 +19,21 @@ impl Ledger {
         };
         assert!(complete, "the plan left room for every page");
         let leads = group == self.config.lead();
-        for index in 0..self.taken.len() {
-            if let Some(later) = self.taken.get(index + AHEAD).and_then(|later| later.evicted) {
+        let taken = std::mem::take(&mut self.taken);
+        let evicted = |index: usize| taken.get(index).and_then(|later| later.evicted);
+        for (index, &Taken { page, evicted: node, pristine }) in taken.iter().enumerate() {
+            if let Some(later) = evicted(index + 2 * AHEAD) {
                 self.tree.prefetch(NodeId(later.0));
             }
-            let Taken { page, evicted, pristine } = self.taken[index];
-            if let Some(node) = evicted {
+            if let Some(later) = evicted(index + AHEAD) {
+                self.tree.prefetch_key(NodeId(later.0));
+            }
+            if let Some(node) = node {
                 self.evict(group, page, node, leads);
             }
             self.counters.pages_allocated_new += u64::from(pristine);
         }
+        self.taken = taken;
         self.counters.pages_allocated += u64::from(count);
     }
 

@@ -65,7 +65,10 @@ impl PrefixTree {
         pages: &[PageId],
     ) -> Option<NodeId> {
         debug_assert!((1..self.page_size).contains(&tokens.len()), "a tail is a part of a block");
-        debug_assert!(pages[usize::from(self.found_by.0)] != PageId::NULL, "a tail is found by its page");
+        debug_assert!(
+            self.found_by.is_some_and(|group| pages[usize::from(group.0)] != PageId::NULL),
+            "a tail is found by its page"
+        );
         let covering = self.longest_partial(parent, tokens, extra, |_| true);
         if covering.is_some_and(|covering| covering.run == tokens.len()) {
             return None;
@@ -126,7 +129,7 @@ impl PrefixTree {
     /// Whether the node has a page of the group that it is found by.
     #[inline]
     pub(crate) fn is_found_by_tokens(&self, node: NodeId) -> bool {
-        self.page(node, self.found_by).is_some()
+        self.found_by.is_some_and(|group| self.page(node, group).is_some())
     }
 
     /// Of these nodes, those that have lost their last sibling are no forks.

@@ -34,7 +34,7 @@ impl PrefixTree {
         debug_assert!(self.page(node, group).is_none(), "the node has a page already");
         *self.slot_mut(node, group) = page;
         self.resident[usize::from(group.0)] += 1;
-        if group == self.found_by && self.has_siblings(node) {
+        if Some(group) == self.found_by && self.has_siblings(node) {
             self.enter_forks(node);
         }
     }
@@ -56,7 +56,7 @@ impl PrefixTree {
         debug_assert!(self.page(node, group).is_some(), "the node has no page");
         *self.slot_mut(node, group) = PageId::NULL;
         self.resident[usize::from(group.0)] -= 1;
-        if group == self.found_by && self.has_siblings(node) {
+        if Some(group) == self.found_by && self.has_siblings(node) {
             self.leave_forks(node);
         }
         self.prune(node);

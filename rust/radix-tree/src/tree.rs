@@ -43,8 +43,8 @@ pub struct PrefixTree {
     pub(crate) tails: usize,
     /// Nodes that were dropped, counting [`PrefixTree::clear`] as one.
     dropped: u64,
-    /// The group by whose pages blocks and tails are found by their tokens.
-    pub(crate) found_by: GroupId,
+    /// The group by whose pages blocks and tails are found by their tokens, if they are.
+    pub(crate) found_by: Option<GroupId>,
     /// Nodes with siblings and a page of that group.
     pub(crate) forks: Forks,
     pub(crate) extras: ExtraKeyStore,
@@ -69,7 +69,7 @@ impl PrefixTree {
             table,
             tails: 0,
             dropped: 0,
-            found_by: GroupId::FIRST,
+            found_by: Some(GroupId::FIRST),
             forks: Forks::default(),
             extras: ExtraKeyStore::default(),
             namespaces: Namespaces::default(),
@@ -77,10 +77,13 @@ impl PrefixTree {
     }
 
     /// The empty tree, whose blocks and tails are found by their tokens where they have a page of `group`; of the first
-    /// group, if nothing is said.
+    /// group, if nothing is said. `None`: nothing is, and siblings cost nothing.
     #[must_use]
-    pub fn found_by(mut self, group: GroupId) -> PrefixTree {
-        debug_assert!(self.is_empty() && group.0 < self.groups, "said at the start, of a group");
+    pub fn found_by(mut self, group: Option<GroupId>) -> PrefixTree {
+        debug_assert!(
+            self.is_empty() && group.is_none_or(|group| group.0 < self.groups),
+            "said at the start, of a group"
+        );
         self.found_by = group;
         self
     }
@@ -210,9 +213,15 @@ impl PrefixTree {
         self.prune(node);
     }
 
-    /// The node's page is cleared soon.
+    /// The node's hash is read soon.
     #[inline]
     pub fn prefetch(&self, node: NodeId) {
+        memory::prefetch(&self.nodes[0], node.0 as usize);
+    }
+
+    /// The node's page is cleared soon.
+    #[inline]
+    pub fn prefetch_key(&self, node: NodeId) {
         self.table.prefetch(self.node(node).key);
     }
 
@@ -310,7 +319,7 @@ impl PrefixTree {
             self.dropped += 1;
             self.extras.release(record.extra.id());
             self.unlink(node);
-            if record.next != NONE || record.previous != NONE {
+            if (record.next != NONE || record.previous != NONE) && self.found_by.is_some() {
                 self.leave_alone([record.next, record.previous].map(NodeId));
             }
             self.link(node, PackedParent::FREE);
