@@ -29,8 +29,8 @@ class FullCache:
     """A cache of which every page is evictable, least recently released first.
 
     Requests of one page each were released in a shuffled order, so that an evicted page and the one after it
-    lie anywhere in memory. Without partial reuse: with it, blocks that follow the same one, as all of these do and
-    few of others, are found by their tokens too, and taken out there.
+    lie anywhere in memory. Without partial reuse: with it, blocks that follow the same one, as all of these
+    do and few of others, are found by their tokens too, and taken out there.
     """
 
     def __init__(self, pages: int) -> None:

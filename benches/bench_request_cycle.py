@@ -36,7 +36,7 @@ def test_cold_cycle(row: Row, page_size: int, algo: HashAlgorithm) -> None:
 @pytest.mark.parametrize("page_size", [16, 128])
 @pytest.mark.parametrize("reused", ["blocks", "tokens"])
 def test_warm_cycle(row: Row, reused: str, page_size: int, algo: HashAlgorithm) -> None:
-    """All of the prompt is cached: all but the last block is reused, or all but the last token, by a page copy."""
+    """All of the prompt is cached. All but the last block is reused; or all but the last token, by a copy."""
     partly = reused == "tokens"
     kv = cache(page_size, POOL // page_size, algo, partial_reuse=partly)
     tokens = next(prompts(LONG))

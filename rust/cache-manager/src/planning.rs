@@ -2,7 +2,7 @@
 
 use crate::config::{LedgerConfig, Reserve};
 use crate::error::LedgerError;
-use crate::groups::GroupKind;
+use crate::groups::{Group, GroupKind};
 use crate::hits::{Found, Hit};
 use crate::ledger::{Ledger, check_length};
 use crate::loads::LoadPlan;
@@ -370,8 +370,7 @@ impl Ledger {
             let room = self.room(group, most.div_ceil(page_size), self.pools.available(group));
             return Err(LedgerError::RequestTooLarge { slot, tokens: u64::from(most), limit, room });
         }
-        let plain = self.config.is_plain() || sequence.dummy;
-        let mut at_most: SmallVec<[u32; 1]> = SmallVec::new();
+        let mut takes = false;
         for (row, group) in sequence.rows.iter().zip(&self.config.groups) {
             let (held, kind) = ((row.pages.len() as u32).max(hit_end) + taken_over, group.kind);
             let covered = self.config.covered(kind, sequence, forward.reach);
@@ -384,18 +383,13 @@ impl Ledger {
             } else {
                 blocks_behind(held, covered, page_size)
             };
-            if !plain && kind.lasts() {
-                at_most.push(kind.lasting(sequence.encoder, page_size));
-            } else if !plain {
-                // Now, and when the last token is computed.
-                let (now, last) =
-                    (kind.held(start, covered, page_size), kind.held(most - 1, most, page_size));
-                at_most.push(if kind.forgets() { now.max(last) } else { last });
-            }
+            takes |= new > 0;
             scratch.pages.push(NewPages { new, copies: sequence.exposed && !kind.lasts() });
         }
-        if counts && !plain {
-            self.check_capacity(slot, most, &at_most)?;
+        // With all tokens in the pages that it has, as in most decode steps, it needs no more than these.
+        let grows = takes || forward.end < forward.len;
+        if counts && grows && !self.config.is_plain() && !sequence.dummy {
+            self.check_capacity(sequence, slot, start, forward.reach, most)?;
         }
         if let Some(arrival) = &mut arrival
             && let Some(load) = &mut arrival.load
@@ -458,10 +452,29 @@ impl Ledger {
         Ok(arrival)
     }
 
-    /// Refuses a request that would not fit if it were alone: with so many tokens it holds `pages` of each group.
-    fn check_capacity(&self, slot: SlotId, tokens: u32, pages: &[u32]) -> Result<(), LedgerError> {
+    /// Refuses a request that would not fit if it were alone: now, with the tokens from `start` up to `reach`, or when
+    /// the last of its `tokens` is computed.
+    fn check_capacity(
+        &self,
+        sequence: &Sequence,
+        slot: SlotId,
+        start: u32,
+        reach: u32,
+        tokens: u32,
+    ) -> Result<(), LedgerError> {
+        let page_size = self.config.page_size;
+        let held = |group: &Group| {
+            let kind = group.kind;
+            if kind.lasts() {
+                return kind.lasting(sequence.encoder, page_size);
+            }
+            let covered = self.config.covered(kind, sequence, reach);
+            let last = kind.held(tokens - 1, tokens, page_size);
+            if kind.forgets() { kind.held(start, covered, page_size).max(last) } else { last }
+        };
+        let pages: SmallVec<[u32; 4]> = self.config.groups.iter().map(held).collect();
         let capacity = self.pools.capacity();
-        if capacity.can_satisfy(pages) {
+        if capacity.can_satisfy(&pages) {
             return Ok(());
         }
         let short = |&group: &GroupId| pages[group.index()] > capacity.available(group);
@@ -469,7 +482,7 @@ impl Ledger {
             let free = self.pools.available(group);
             (self.room(group, pages[group.index()], free), capacity.available(group))
         } else {
-            let room = self.huge_room(pages);
+            let room = self.huge_room(&pages);
             (room, room.total)
         };
         Err(LedgerError::RequestTooLarge { slot, tokens: tokens.into(), limit, room })
