@@ -12,6 +12,7 @@ import pytest
 import pagekeeper as pk
 from model.engine import claimed, compute
 from model.grouped import grouped, rows, used
+from pagekeeper.connectors import NullConnector
 from pagekeeper.params import CrossAttention, FullAttention, MultiKVCacheParams, Recurrent, SlidingWindow
 from pagekeeper.planning import plan_cache
 
@@ -318,3 +319,23 @@ def test_attention_over_an_encoders_pages_equals_dense_attention() -> None:
             scores = key[encoded, head // 2] @ query[row, head] / 2  # the square root of 4
             expected = scores.softmax(0) @ value[encoded, head // 2]
             assert torch.allclose(found[row, head], expected, atol=1e-6)
+
+
+def test_an_encoders_pages_are_no_blocks_for_other_tiers() -> None:
+    class Recorder(NullConnector):
+        pages: Any = None
+
+        def offload(self, block_ids: Any, *rest: Any) -> Any:
+            self.pages = block_ids
+            return super().offload(block_ids, *rest)
+
+    tier = Recorder()
+    kv = manager(write_policy="selective", selective_min_hits=1, connector=tier)
+    first, second = (asked(kv, range(13), mm_items=AUDIO) for _ in range(2))
+    compute(kv, first, second, num_tokens=4)
+    compute(kv, first)
+    kv.alloc(second)  # goes on from blocks that were stored since, and holds the encoder's pages already
+    kv.poll_transfers()
+    assert second.cached_prefix_length == 8
+    assert rows(kv, second)["full"][1:3] == [2, 3]
+    assert tier.pages == [[2, 3], []]

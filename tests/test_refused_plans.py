@@ -103,6 +103,16 @@ def test_with_more_memory_no_fewer_requests_fit(case: int, first_seed: int) -> N
         )
 
 
+def test_a_plan_without_surplus_is_cut_for_the_length_that_it_is_asked_for() -> None:
+    shape: dict[str, Any] = dict(dtype="float8_e4m3fn", head_dim=1, num_layers=1, page_size=1)
+    sliding = MHAKVCacheParams(**shape, n_kv_heads=21, kind=SlidingWindow(4))
+    params = MultiKVCacheParams({"full": MHAKVCacheParams(**shape, n_kv_heads=20), "sliding": sliding})
+    plan = plan_cache(params, 409 * 42, 4, max_num_input_tokens=1)
+    # As it is cut, for requests of one token, two of 200 do not fit.
+    assert (plan.concurrency(200), plan.planned_for(200).concurrency(200)) == (1, 2)
+    assert plan.without_surplus(200, 2).concurrency(200) == 2
+
+
 def test_a_request_that_max_tokens_leaves_no_room_for_is_told_so() -> None:
     params = MHAKVCacheParams(**SHAPE, num_layers=1, max_tokens=160)
     said = r"32 of 10 of 'full' pages; max_tokens=160: must be 497 at least, or None; .*max_seq_len=160 fits"
@@ -121,9 +131,10 @@ def test_what_no_memory_has_room_for_is_refused() -> None:
         plan_cache(groups(shares=(1e-300, 1)), 2**62, 4)
 
 
+@pytest.mark.parametrize("layout", ["jenga", "paged"])
 @pytest.mark.parametrize("bad", [0, -1, 1.5, None, "1", True])
-def test_requests_and_lengths_of_a_plan_are_whole_numbers(bad: Any) -> None:
-    plan = plan_cache(groups("jenga"), 51_200, 4)
+def test_requests_and_lengths_of_a_plan_are_whole_numbers(bad: Any, layout: Any) -> None:
+    plan = plan_cache(groups(layout), 51_200, 4)
     for asked in (
         plan.pages,
         plan.concurrency,

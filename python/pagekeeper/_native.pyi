@@ -493,7 +493,7 @@ def slab_geometry(
     max_huge_bytes: int,
     max_ratio: int,
 ) -> tuple[int, int, list[tuple[int, int]]]:
-    """A slab of at most `budget` bytes for groups with pages of (bytes, bytes of a row, in a request).
+    """A slab of at most `budget` bytes for groups with pages of (bytes, bytes of a row, pages in a request).
 
     Bytes of a huge page, usable huge pages, and (pages in a huge page, bytes of a padded page) of each group.
     """

@@ -349,7 +349,7 @@ class OuterTiers:
 
     def settle(self, ends: Iterable[tuple[int, str]], slots: Iterable[int]) -> None:
         """The ledger was told of `ends`; the requests under `slots` waited for them."""
-        waited = set(slots)
+        waiting = {}
         for copy, _ in ends:
             self._forget(copy)
             load = self._loads.pop(copy, None)
@@ -358,10 +358,11 @@ class OuterTiers:
             if load.prefetch is not None:
                 if load.prefetch.slot is not None:
                     self._core.release(load.prefetch)
-            elif load.slot in waited:
-                self._ready[load.slot] = load.request_id
-        if waited:
-            self._ready = self._claimed(self._ready)
+            else:
+                waiting[load.slot] = load.request_id
+        ready = {slot: waiting[slot] for slot in slots if slot in waiting}
+        if ready:
+            self._ready = self._claimed(self._ready | ready)
 
     def take_ready(self) -> list[object]:
         """Requests that wait no more and were not named before."""

@@ -301,7 +301,8 @@ class TableWriter:
 
         See `PagedKVCacheManager.runtime_inputs`.
         """
-        buffers = self._buffers.get(form) if isinstance(form, str) else None
+        check_form(form)
+        buffers = self._buffers.get(form)
         if buffers is None:
             self.check(form)
             buffers = self._buffers[form] = self._make(form), self._make(form)

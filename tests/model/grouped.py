@@ -20,7 +20,14 @@ from pagekeeper.params import (
 )
 from pagekeeper.params.groups import GroupKind
 
-MANAGER_OPTIONS = {"allocate_pools", "max_batch_size", "max_seq_len", "max_num_input_tokens", "reserve"}
+MANAGER_OPTIONS = {
+    "allocate_pools",
+    "connector",
+    "max_batch_size",
+    "max_num_input_tokens",
+    "max_seq_len",
+    "reserve",
+}
 
 
 def grouped(

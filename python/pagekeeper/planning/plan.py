@@ -180,6 +180,7 @@ class CachePlan:
         Args:
             tokens: their length, as `max_seq_len` of `plan_cache`.
         """
+        tokens = whole_number(tokens, "tokens", most=LONGEST)
         if not self.is_shared:
             return self
         return replace(self._division, max_seq_len=tokens).plan(self.available_bytes)
@@ -252,8 +253,9 @@ class CachePlan:
             held = zip(self.memory.pages, self.demand.pages(tokens), strict=True)
             pages = tuple(min(there, pages * requests) for there, pages in held)
             return replace(self, memory=replace(self.memory, pages=pages))
-        if self.concurrency(tokens) < requests:
-            return self
+        plan = self.planned_for(tokens)
+        if plan.concurrency(tokens) < requests:
+            return plan
         least = min(self.needed_bytes(tokens, requests), self.available_bytes)
         return replace(self._division, max_seq_len=tokens).plan(least)
 

@@ -9,7 +9,7 @@ type Pages = (u64, u64, u32);
 /// Pages in a huge page, and bytes of a padded one.
 type Tiling = (u32, u64);
 
-/// A slab of at most `budget` bytes for groups with pages of `(bytes, bytes of a row, in a request)`: bytes of a
+/// A slab of at most `budget` bytes for groups with pages of `(bytes, bytes of a row, pages in a request)`: bytes of a
 /// huge page, usable huge pages beside the null one, and for each group its pages in a huge page and the bytes of a
 /// padded page.
 #[pyfunction]

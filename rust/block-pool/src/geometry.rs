@@ -148,8 +148,9 @@ impl Geometry {
             .filter(within)
             .map(ranked)
             .min_by(|one, other| {
-                let by_waste = one.0.cmp(&other.0).then(one.1.total_cmp(&other.1));
-                by_waste.then(one.2.huge_bytes.cmp(&other.2.huge_bytes))
+                let by_requests = one.0.cmp(&other.0);
+                let then_by_waste = by_requests.then(one.1.total_cmp(&other.1));
+                then_by_waste.then(one.2.huge_bytes.cmp(&other.2.huge_bytes))
             })
             .map(|(_, _, geometry)| geometry)
             .ok_or_else(|| GeometryError::TooCoarse {

@@ -4,7 +4,7 @@ use crate::error::LedgerError;
 use crate::groups::GroupKind;
 use crate::ledger::Ledger;
 use crate::loads::{LoadJob, Presence};
-use crate::planning::{Plan, Scratch};
+use crate::planning::{Lookup, Plan, Scratch};
 use crate::sequence::StepOut;
 use crate::slots::SlotId;
 use crate::tiers::{Loads, OuterTier};
@@ -172,7 +172,7 @@ impl Ledger {
         let step = self.step.0;
         for group in self.config.group_ids() {
             let mut gaps = self.counters.reuse_gap.runs();
-            for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
+            for plan in scratch.looked_up().filter(|plan| !plan.hit().is_empty()) {
                 let pages = scratch.found.pages(plan.hit(), group);
                 self.pools[group].reuse_all(pages, |last_use| {
                     if group == lead {
@@ -180,12 +180,12 @@ impl Ledger {
                     }
                 });
             }
-            for load in scratch.arriving().filter_map(Plan::load) {
+            for load in scratch.looked_up().filter_map(Plan::load) {
                 let stored: Vec<_> = load.stored(group).collect();
                 self.pools[group].reuse_all(&stored, |_| {});
             }
         }
-        for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
+        for plan in scratch.looked_up().filter(|plan| !plan.hit().is_empty()) {
             self.take_hit(plan.slot, plan.hit_end(&self.config), plan.hit(), &scratch.found);
         }
         let mut copies =
@@ -194,8 +194,10 @@ impl Ledger {
             self.left.clone_from(&scratch.left);
         }
         for (plan, pages) in scratch.plans(self.config.groups.len()) {
+            if let Some(lookup) = &plan.lookup {
+                self.admit(plan, lookup);
+            }
             if let Some(load) = plan.load() {
-                self.arrive(plan);
                 jobs.extend(self.begin_load(plan.slot, load, pages));
                 continue;
             }
@@ -223,9 +225,6 @@ impl Ledger {
                     self.copy_part(plan.slot, (plan.start / self.config.page_size) as usize, copy);
                 }
             }
-            if plan.arrival.is_some() {
-                self.arrive(plan);
-            }
             self.plan_step(plan);
         }
         if let WritePolicy::OnEvict { .. } = self.config.write_policy {
@@ -236,7 +235,7 @@ impl Ledger {
 
     /// The tier hears of prefixes that were hit on the device, so that they do not age out of it.
     fn touch_hits(&self, scratch: &Scratch, tier: &mut dyn OuterTier) {
-        for plan in scratch.arriving().filter(|plan| !plan.hit().is_empty()) {
+        for plan in scratch.looked_up().filter(|plan| !plan.hit().is_empty()) {
             if let Some(sequence) = self.slots.get(plan.slot).filter(|sequence| sequence.guards.is_some()) {
                 tier.touch(&sequence.chain.keys()[..(plan.start / self.config.page_size) as usize]);
             }
@@ -244,7 +243,7 @@ impl Ledger {
     }
 
     /// Moves the request to where its hits end, and counts its first admission.
-    fn arrive(&mut self, plan: &Plan) {
+    fn admit(&mut self, plan: &Plan, lookup: &Lookup) {
         let page_size = self.config.page_size;
         let Some(sequence) = self.slots.get_mut(plan.slot) else { return };
         if plan.start > sequence.position {
@@ -256,7 +255,7 @@ impl Ledger {
             self.counters.admissions += 1;
             self.counters.prompt_tokens += u64::from(sequence.prompt_end);
             self.counters.context_blocks += u64::from(sequence.prompt_end.div_ceil(page_size));
-            if let Some((reason, blocks)) = plan.arrival.as_ref().and_then(|arrival| arrival.missed) {
+            if let Some((reason, blocks)) = lookup.missed {
                 self.counters.missed(reason, blocks);
             }
         }

@@ -27,7 +27,7 @@ pub(crate) struct Found {
 }
 
 /// A request's part of [`Found`].
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Hit {
     /// The blocks; they follow the request's own published blocks.
     pub(crate) nodes: Range<usize>,
@@ -148,7 +148,7 @@ impl Found {
         };
         let Some(end) = hit.map(|end| end as usize) else {
             self.first.nodes.truncate(first);
-            return (Hit::default(), there, why);
+            return (Hit::NONE, there, why);
         };
         self.first.nodes.truncate(first + end.saturating_sub(published));
         let nodes = first..self.first.nodes.len();

@@ -219,7 +219,7 @@ impl Ledger {
         let (page_size, epoch) = (self.config.page_size, self.epoch);
         let most = self.config.most_tokens(bound);
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
-        let mut next = Next { slot, hit: Hit::default(), hit_end: 0, part: None, forward: None, most };
+        let mut next = Next { slot, hit: Hit::NONE, hit_end: 0, part: None, forward: None, most };
         let mut position = sequence.arrival(page_size);
         if sequence.is_here() && sequence.reads(&self.config, epoch) && position < sequence.prompt_end {
             let limit = sequence.hash_reusable(page_size);

@@ -18,8 +18,8 @@ use smallvec::{SmallVec, smallvec};
 /// What `alloc` will do for one request.
 pub(crate) struct Plan {
     pub(crate) slot: SlotId,
-    /// What was looked for, if the request has a prompt to compute.
-    pub(crate) arrival: Option<Box<Arrival>>,
+    /// What was found, if the request has a prompt to compute.
+    pub(crate) lookup: Option<Box<Lookup>>,
     /// Tokens that the forward computes.
     pub(crate) start: u32,
     pub(crate) end: u32,
@@ -32,8 +32,7 @@ pub(crate) struct Plan {
 }
 
 /// What there is of a prompt that is still to be computed.
-#[derive(Default)]
-pub(crate) struct Arrival {
+pub(crate) struct Lookup {
     pub(crate) hit: Hit,
     /// The block behind the hit that the request goes on from a part of.
     pub(crate) partial: Option<Partial>,
@@ -44,34 +43,29 @@ pub(crate) struct Arrival {
     pub(crate) load: Option<LoadPlan>,
 }
 
-impl Arrival {
+impl Lookup {
     /// Blocks of the request before the end of the hit; 0 without one.
-    fn hit_end(&self, sequence: &Sequence) -> u32 {
+    fn blocks_with_hit(&self, sequence: &Sequence) -> u32 {
         if self.hit.is_empty() { 0 } else { (sequence.nodes.len() + self.hit.blocks()) as u32 }
-    }
-
-    /// Whether the request goes on from something that is stored.
-    fn reuses(&self) -> bool {
-        !self.hit.is_empty() || self.partial.is_some() || self.load.is_some()
     }
 }
 
 impl Plan {
     pub(crate) fn hit(&self) -> &Hit {
-        self.arrival.as_ref().map_or(&Hit::NONE, |arrival| &arrival.hit)
+        self.lookup.as_ref().map_or(&Hit::NONE, |lookup| &lookup.hit)
     }
 
     pub(crate) fn partial(&self) -> Option<Partial> {
-        self.arrival.as_ref().and_then(|arrival| arrival.partial)
+        self.lookup.as_ref().and_then(|lookup| lookup.partial)
     }
 
     pub(crate) fn load(&self) -> Option<&LoadPlan> {
-        self.arrival.as_ref().and_then(|arrival| arrival.load.as_ref())
+        self.lookup.as_ref().and_then(|lookup| lookup.load.as_ref())
     }
 
     /// Whether the request goes on from something that is stored.
     pub(crate) fn reuses(&self) -> bool {
-        self.arrival.as_ref().is_some_and(|arrival| arrival.reuses())
+        !self.hit().is_empty() || self.partial().is_some() || self.load().is_some()
     }
 
     /// Where the full blocks end that the request goes on from, in tokens, if there is a hit.
@@ -100,7 +94,7 @@ impl NewPages {
 pub(crate) struct Scratch {
     pub(crate) plans: Vec<Plan>,
     /// Whether some of them are of requests with a prompt to compute.
-    arrivals: bool,
+    lookups: bool,
     /// Pages to take for each plan, in each group.
     pub(crate) pages: Vec<NewPages>,
     pub(crate) found: Found,
@@ -117,13 +111,13 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Whether a request goes on from something that is stored on the device.
     pub(crate) fn has_hits(&self) -> bool {
-        self.arriving().any(|plan| !plan.hit().is_empty() || plan.partial().is_some())
+        self.looked_up().any(|plan| !plan.hit().is_empty() || plan.partial().is_some())
     }
 
     /// The plans of requests with a prompt to compute: none in most steps.
-    pub(crate) fn arriving(&self) -> impl Iterator<Item = &Plan> {
-        let plans = if self.arrivals { &self.plans[..] } else { &[] };
-        plans.iter().filter(|plan| plan.arrival.is_some())
+    pub(crate) fn looked_up(&self) -> impl Iterator<Item = &Plan> {
+        let plans = if self.lookups { &self.plans[..] } else { &[] };
+        plans.iter().filter(|plan| plan.lookup.is_some())
     }
 
     /// Each plan, with the pages that it takes in each of so many groups.
@@ -279,7 +273,7 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
-        scratch.arrivals = false;
+        scratch.lookups = false;
         scratch.pages.clear();
         scratch.found.clear(&self.config);
         scratch.leaving.clear();
@@ -307,7 +301,7 @@ impl Ledger {
                 let Scratch { plans, pages, taken_over, .. } = &mut *scratch;
                 partial.enter(index, &self.config, plans, pages, taken_over);
             }
-            scratch.arrivals |= plan.arrival.is_some();
+            scratch.lookups |= plan.lookup.is_some();
             scratch.plans.push(plan);
         }
         let mut demand = self.demand(scratch);
@@ -347,21 +341,21 @@ impl Ledger {
         if sequence.position == sequence.len() {
             check_length(sequence, slot, 1, self.config.max_seq_len)?;
         }
-        let mut arrival = None;
+        let mut lookup = None;
         if sequence.position < sequence.prompt_end {
-            arrival = Some(self.look_for(index, slot, loads, scratch)?);
+            lookup = Some(self.look_for(index, slot, loads, scratch)?);
         } else {
             loads.none(index, slot)?;
         }
         let sequence = self.sequence(slot)?;
         let (mut start, mut hit_end, mut taken_over) = (sequence.position, 0, 0);
-        if let Some(arrival) = &arrival {
-            hit_end = arrival.hit_end(sequence);
-            start = start.max(hit_end * page_size) + arrival.partial.map_or(0, |partial| partial.run);
-            taken_over = u32::from(arrival.partial.is_some_and(|partial| partial.takes_over));
+        if let Some(lookup) = &lookup {
+            hit_end = lookup.blocks_with_hit(sequence);
+            start = start.max(hit_end * page_size) + lookup.partial.map_or(0, |partial| partial.run);
+            taken_over = u32::from(lookup.partial.is_some_and(|partial| partial.takes_over));
         }
         let forward = sequence.forward(start, self.config.most_tokens(bound));
-        let loads_some = arrival.as_ref().is_some_and(|arrival| arrival.load.is_some());
+        let loads_some = lookup.as_ref().is_some_and(|lookup| lookup.load.is_some());
         let counts = loads_some || !loads.are_all(); // else it is not planned
         let limit = self.config.max_blocks_per_request(sequence.drafts);
         let most = forward.len + sequence.draft_room([].iter());
@@ -391,15 +385,15 @@ impl Ledger {
         if counts && grows && !self.config.is_plain() && !sequence.dummy {
             self.check_capacity(sequence, slot, start, forward.reach, most)?;
         }
-        if let Some(arrival) = &mut arrival
-            && let Some(load) = &mut arrival.load
+        if let Some(lookup) = &mut lookup
+            && let Some(load) = &mut lookup.load
             && !self.plan_load_pages(load, slot, start, bound, hit_end, scratch)
         {
-            arrival.load = None;
+            lookup.load = None;
         }
         let Forward { end, placeholder, drafts, .. } = forward;
         let bound = bound.unwrap_or(u32::MAX);
-        Ok(Plan { slot, arrival, start, end, placeholder, drafts, bound })
+        Ok(Plan { slot, lookup, start, end, placeholder, drafts, bound })
     }
 
     /// What there is of a request's prompt, on the device and in other tiers.
@@ -409,13 +403,13 @@ impl Ledger {
         slot: SlotId,
         loads: &mut Loads<'_>,
         scratch: &mut Scratch,
-    ) -> Result<Box<Arrival>, LedgerError> {
+    ) -> Result<Box<Lookup>, LedgerError> {
         let page_size = self.config.page_size;
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
-        let mut arrival = Box::new(Arrival::default());
+        let mut lookup = Box::new(Lookup { hit: Hit::NONE, partial: None, missed: None, load: None });
         if !sequence.reads(&self.config, self.epoch) {
             loads.none(index, slot)?;
-            return Ok(arrival);
+            return Ok(lookup);
         }
         let limit = sequence.hash_reusable(page_size);
         let published = sequence.nodes.len();
@@ -430,26 +424,26 @@ impl Ledger {
         scratch.found.collisions += u64::from(why == Some(MissReason::Collision));
         if !sequence.admitted && on_device < limit {
             let miss = Miss::of(&self.tree, &self.evicted, sequence.chain.keys()[on_device], why);
-            arrival.missed = Some((miss.reason, (limit - on_device) as u32));
+            lookup.missed = Some((miss.reason, (limit - on_device) as u32));
         }
-        arrival.hit = hit;
-        let start = sequence.position.max(arrival.hit_end(sequence) * page_size);
+        lookup.hit = hit;
+        let start = sequence.position.max(lookup.blocks_with_hit(sequence) * page_size);
         // What the request has computed and not stored is not loaded either.
         let first_load = (on_device as u32).max(start / page_size);
         let limit = limit as u32;
-        arrival.load = if first_load < limit && sequence.may_load() {
+        lookup.load = if first_load < limit && sequence.may_load() {
             let blocks = (first_load, limit);
             loads.of(index, (slot, sequence), blocks, &self.config, &self.tree, &mut self.reader)?
         } else {
             loads.none(index, slot)?
         };
-        if scratch.partly && arrival.load.is_none() {
-            let nodes = scratch.found.nodes(&arrival.hit);
+        if scratch.partly && lookup.load.is_none() {
+            let nodes = scratch.found.nodes(&lookup.hit);
             let (tree, pools) = (&self.tree, &self.pools);
-            arrival.partial =
+            lookup.partial =
                 Partial::find(&self.config, tree, pools, sequence, nodes, start, &scratch.taken_over);
         }
-        Ok(arrival)
+        Ok(lookup)
     }
 
     /// Refuses a request that would not fit if it were alone: now, with the tokens from `start` up to `reach`, or when

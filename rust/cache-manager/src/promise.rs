@@ -204,7 +204,7 @@ impl Ledger {
         let goes_on = !sequence.dummy && start < sequence.most_tokens(&self.config);
         Next {
             slot,
-            hit: Hit::default(),
+            hit: Hit::NONE,
             hit_end: plan.filter(|plan| !plan.hit().is_empty()).map_or(0, |plan| plan.start / page_size),
             part: None,
             forward: goes_on.then(|| sequence.forward(start, most)),

@@ -116,7 +116,8 @@ impl Ledger {
         for group in self.config.group_ids() {
             let Some(sequence) = self.slots.get(slot) else { return };
             let (row, pool) = (sequence.row(group), &mut self.pools[group]);
-            let held = blocks.clone().filter_map(|block| row.page(block).map(|page| (block, page)));
+            let found = if self.config.kind(group).lasts() { 0..0 } else { blocks.clone() };
+            let held = found.filter_map(|block| row.page(block).map(|page| (block, page)));
             due.push(held.filter(|&(_, page)| pool.count_hit(page) == min_hits).collect());
         }
         self.offload_blocks(slot, |group, _, _| std::mem::take(&mut due[group.index()]));
