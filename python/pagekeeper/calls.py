@@ -36,7 +36,7 @@ def check_replica(replica_idx: int) -> None:
     Raises:
         ValueError: another number.
     """
-    if isinstance(replica_idx, bool | float) or replica_idx != 0:
+    if isinstance(replica_idx, (bool, float)) or replica_idx != 0:
         raise ValueError(f"replica_idx={shown(replica_idx)}: must be 0, there is one replica")
 
 

@@ -85,11 +85,11 @@ class Groups:
         Raises:
             ValueError: there is no such group; a cache without names takes None alone.
         """
+        if group is None and not self.names:
+            return 0
         if isinstance(group, str) and group in self.names:
             return self.names.index(group)
         if not self.names:
-            if group is None:
-                return 0
             raise ValueError(f"group={shown(group)}: must be None, the cache has one group")
         raise ValueError(f"group={shown(group)}: must be one of {', '.join(map(repr, self.names))}")
 
