@@ -172,7 +172,7 @@ impl Ledger {
         let step = self.step.0;
         for group in self.config.group_ids() {
             let mut gaps = self.counters.reuse_gap.runs();
-            for plan in scratch.looked_up().filter(|plan| !plan.hit().is_empty()) {
+            for plan in scratch.reusing().filter(|plan| !plan.hit().is_empty()) {
                 let pages = scratch.found.pages(plan.hit(), group);
                 self.pools[group].reuse_all(pages, |last_use| {
                     if group == lead {
@@ -180,12 +180,12 @@ impl Ledger {
                     }
                 });
             }
-            for load in scratch.looked_up().filter_map(Plan::load) {
+            for load in scratch.reusing().filter_map(Plan::load) {
                 let stored: Vec<_> = load.stored(group).collect();
                 self.pools[group].reuse_all(&stored, |_| {});
             }
         }
-        for plan in scratch.looked_up().filter(|plan| !plan.hit().is_empty()) {
+        for plan in scratch.reusing().filter(|plan| !plan.hit().is_empty()) {
             self.take_hit(plan.slot, plan.hit_end(&self.config), plan.hit(), &scratch.found);
         }
         let mut copies =
@@ -235,7 +235,7 @@ impl Ledger {
 
     /// The tier hears of prefixes that were hit on the device, so that they do not age out of it.
     fn touch_hits(&self, scratch: &Scratch, tier: &mut dyn OuterTier) {
-        for plan in scratch.looked_up().filter(|plan| !plan.hit().is_empty()) {
+        for plan in scratch.reusing().filter(|plan| !plan.hit().is_empty()) {
             if let Some(sequence) = self.slots.get(plan.slot).filter(|sequence| sequence.guards.is_some()) {
                 tier.touch(&sequence.chain.keys()[..(plan.start / self.config.page_size) as usize]);
             }

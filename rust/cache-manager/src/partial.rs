@@ -105,17 +105,17 @@ impl Scratch {
         let hit = |found: &Found, plan: &Plan| {
             found.nodes(plan.hit()).iter().any(|node| self.taken_over.contains_key(node))
         };
-        !self.taken_over.is_empty() && self.looked_up().any(|plan| hit(&self.found, plan))
+        !self.taken_over.is_empty() && self.reusing().any(|plan| hit(&self.found, plan))
     }
 
     /// Whether a request goes on from a part of a block.
     pub(crate) fn has_partial(&self) -> bool {
-        self.looked_up().any(|plan| plan.partial().is_some())
+        self.reusing().any(|plan| plan.partial().is_some())
     }
 
     /// The blocks that parts are of, one for each request that goes on from one.
     pub(crate) fn partial_nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.looked_up().filter_map(|plan| plan.partial().map(|partial| partial.node))
+        self.reusing().filter_map(|plan| plan.partial().map(|partial| partial.node))
     }
 }
 
@@ -129,7 +129,7 @@ impl Ledger {
     /// and of their groups; the copies' destinations are not known yet.
     pub(crate) fn claim_partials(&mut self, scratch: &Scratch) -> std::vec::IntoIter<PageCopy> {
         let mut copies = Vec::new();
-        for plan in scratch.looked_up() {
+        for plan in scratch.reusing() {
             for group in self.config.group_ids() {
                 if plan.partial().is_some_and(|partial| !partial.takes_over)
                     && let Some(source) = self.partial_page(plan, group)
@@ -139,7 +139,7 @@ impl Ledger {
                 }
             }
         }
-        for plan in scratch.looked_up() {
+        for plan in scratch.reusing() {
             let Some(Partial { node, run, takes_over }) = plan.partial() else { continue };
             if takes_over {
                 self.take_over(plan.slot, node);

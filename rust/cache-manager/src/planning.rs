@@ -93,8 +93,8 @@ impl NewPages {
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) plans: Vec<Plan>,
-    /// Whether some of them are of requests with a prompt to compute.
-    lookups: bool,
+    /// Whether some of them reuse something.
+    reuses: bool,
     /// Pages to take for each plan, in each group.
     pub(crate) pages: Vec<NewPages>,
     pub(crate) found: Found,
@@ -111,13 +111,13 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Whether a request goes on from something that is stored on the device.
     pub(crate) fn has_hits(&self) -> bool {
-        self.looked_up().any(|plan| !plan.hit().is_empty() || plan.partial().is_some())
+        self.reusing().any(|plan| !plan.hit().is_empty() || plan.partial().is_some())
     }
 
-    /// The plans of requests with a prompt to compute: none in most steps.
-    pub(crate) fn looked_up(&self) -> impl Iterator<Item = &Plan> {
-        let plans = if self.lookups { &self.plans[..] } else { &[] };
-        plans.iter().filter(|plan| plan.lookup.is_some())
+    /// The plans of requests that go on from something that is stored: none in most steps.
+    pub(crate) fn reusing(&self) -> impl Iterator<Item = &Plan> {
+        let plans = if self.reuses { &self.plans[..] } else { &[] };
+        plans.iter().filter(|plan| plan.reuses())
     }
 
     /// Each plan, with the pages that it takes in each of so many groups.
@@ -273,7 +273,7 @@ impl Ledger {
         scratch: &mut Scratch,
     ) -> Result<(), LedgerError> {
         scratch.plans.clear();
-        scratch.lookups = false;
+        scratch.reuses = false;
         scratch.pages.clear();
         scratch.found.clear(&self.config);
         scratch.leaving.clear();
@@ -301,7 +301,7 @@ impl Ledger {
                 let Scratch { plans, pages, taken_over, .. } = &mut *scratch;
                 partial.enter(index, &self.config, plans, pages, taken_over);
             }
-            scratch.lookups |= plan.lookup.is_some();
+            scratch.reuses |= plan.reuses();
             scratch.plans.push(plan);
         }
         let mut demand = self.demand(scratch);

@@ -47,7 +47,7 @@ impl Ledger {
     pub(crate) fn room_after(&mut self, scratch: &Scratch) -> (Room, SmallVec<[i64; 4]>) {
         let mut room = self.pools.room();
         let mut claimed = smallvec![0; self.config.groups.len()];
-        let mut reusing = scratch.looked_up().filter(|plan| plan.reuses()).peekable();
+        let mut reusing = scratch.reusing().peekable();
         if reusing.peek().is_some() {
             self.mark_planned(scratch);
         }
