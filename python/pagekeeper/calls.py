@@ -27,7 +27,7 @@ Batch: TypeAlias = "Request | Requests"
 
 def is_one(batch: Batch) -> bool:
     """Whether `batch` is one request, which is answered by one value instead of a list."""
-    return isinstance(batch, TextContext) or (hasattr(batch, "__index__") and not hasattr(batch, "__len__"))
+    return isinstance(batch, TextContext) or (not hasattr(batch, "__len__") and hasattr(batch, "__index__"))
 
 
 def check_replica(replica_idx: int) -> None:
