@@ -14,6 +14,7 @@ from pagekeeper.params import (
     MultiKVCacheParams,
     RecurrentKVCacheParams,
 )
+from pagekeeper.planning import plan_cache
 from real_models import MODELS
 from small_configs import LLAMA, TOKEN, read
 
@@ -214,6 +215,18 @@ def test_the_type_goes_by_either_name(given: dict[str, str]) -> None:
 def test_stages_of_a_pipeline_have_the_bytes_of_their_own_layers(stage: range, gib: float) -> None:
     model = read(num_hidden_layers=48, num_key_value_heads=4, head_dim=128)
     assert model.to_params(layers=stage).bytes_per_token * 262_144 == gib * 2**30
+
+
+def test_the_longest_request_of_a_pipeline_is_that_of_the_stage_with_the_least_room() -> None:
+    """Case 136: 32 and 64 KiB a token of 4 and 6 GiB, beside the null page of each."""
+    model = read(num_hidden_layers=48, num_key_value_heads=4, head_dim=128)
+    stages = [(range(16), 4 << 30), (range(16, 48), 6 << 30)]
+
+    def longest(layers: range, memory: int) -> int:
+        params = model.to_params(layers=layers)
+        return plan_cache(params, memory + params.bytes_per_page, 1).longest()
+
+    assert [longest(*stage) for stage in stages] == [131_072, 98_304]
 
 
 def test_a_stage_with_states_alone_has_no_bytes_a_token() -> None:

@@ -2,7 +2,7 @@
 
 use crate::error::NoRoom;
 use crate::ledger::Ledger;
-use block_pool::{Evicted, GroupId, NodeLink, PageId, Taken};
+use block_pool::{Evicted, GroupId, Taken};
 use memory::AHEAD;
 use radix_tree::NodeId;
 
@@ -18,21 +18,9 @@ impl Ledger {
             self.take_from_slab(group, count)
         };
         assert!(complete, "the plan left room for every page");
-        let leads = group == self.config.lead();
         let taken = std::mem::take(&mut self.taken);
-        let evicted = |index: usize| taken.get(index).and_then(|later| later.evicted);
-        for (index, &Taken { page, evicted: node, pristine }) in taken.iter().enumerate() {
-            if let Some(later) = evicted(index + 2 * AHEAD) {
-                self.tree.prefetch(NodeId(later.0));
-            }
-            if let Some(later) = evicted(index + AHEAD) {
-                self.tree.prefetch_key(NodeId(later.0));
-            }
-            if let Some(node) = node {
-                self.evict(group, page, node, leads);
-            }
-            self.counters.pages_allocated_new += u64::from(pristine);
-        }
+        self.evict(group, &taken);
+        self.counters.pages_allocated_new += taken.iter().filter(|taken| taken.pristine).count() as u64;
         self.taken = taken;
         self.counters.pages_allocated += u64::from(count);
     }
@@ -49,28 +37,45 @@ impl Ledger {
             self.fills.taken(group, taken.page);
         }
         for Evicted { group, page, node } in lost {
-            self.evict(group, page, node, group == self.config.lead());
+            self.evict(group, &[Taken { page, evicted: Some(node), pristine: false }]);
         }
         complete
     }
 
-    /// The block of `node` is no longer on the page that a group had it on.
-    #[expect(clippy::inline_always, reason = "of two calls, one is made for each page")]
-    #[inline(always)]
-    fn evict(&mut self, group: GroupId, page: PageId, node: NodeLink, leads: bool) {
-        let node = NodeId(node.0);
-        let key = self.tree.key(node);
-        self.tree.clear_page(node, group);
-        if let Some(key) = key {
-            self.events.removed(group, key);
-            if leads {
-                self.evicted.add(key, self.step);
+    /// The blocks of pages that left a group's hands are no longer on them.
+    fn evict(&mut self, group: GroupId, taken: &[Taken]) {
+        let leads = group == self.config.lead();
+        let Ledger { tree, pools, events, evicted, counters, step, .. } = self;
+        let pool = &pools[group];
+        let node = |index: usize| taken.get(index).and_then(|taken| taken.evicted).map(|node| NodeId(node.0));
+        let (mut blocks, mut tails) = (0, Vec::new());
+        let mut residency = counters.residency.runs();
+        for (index, taken) in taken.iter().enumerate() {
+            if let Some(later) = node(index + 2 * AHEAD) {
+                tree.prefetch(later);
             }
-        } else {
-            self.drop_tail(node); // of no use without one of its pages
+            if let Some(later) = node(index + AHEAD) {
+                tree.prefetch_key(later);
+            }
+            let Some(node) = node(index) else { continue };
+            let key = tree.key(node);
+            tree.clear_page(node, group);
+            if let Some(key) = key {
+                events.removed(group, key);
+                if leads {
+                    evicted.add(key, *step);
+                }
+            } else {
+                tails.push(node);
+            }
+            blocks += 1;
+            residency.add(step.0 - pool.published(taken.page).0);
         }
-        self.counters.evictions += 1;
-        self.counters.residency.add(self.step.0 - self.pools[group].published(page).0);
+        drop(residency);
+        counters.evictions += blocks;
+        for tail in tails {
+            self.drop_tail(tail); // of no use without one of its pages
+        }
     }
 
     /// A group's pool for an error: `free` pages can be had beside the hits of the batch.

@@ -50,7 +50,7 @@ impl PrefixTree {
 
     /// The node's block is no longer on the device in `group`. Its descendants stay; nodes that hold nothing
     /// and lead nowhere go.
-    #[expect(clippy::inline_always, reason = "each eviction makes this one call")]
+    #[expect(clippy::inline_always, reason = "each eviction makes this call")]
     #[inline(always)]
     pub fn clear_page(&mut self, node: NodeId, group: GroupId) {
         debug_assert!(self.page(node, group).is_some(), "the node has no page");
