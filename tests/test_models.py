@@ -224,6 +224,7 @@ def test_the_longest_request_of_a_pipeline_is_that_of_the_stage_with_the_least_r
 
     def longest(layers: range, memory: int) -> int:
         params = model.to_params(layers=layers)
+        assert isinstance(params, MHAKVCacheParams)
         return plan_cache(params, memory + params.bytes_per_page, 1).longest()
 
     assert [longest(*stage) for stage in stages] == [131_072, 98_304]
