@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from conftest import Row
-from pagekeeper import MHAKVCacheParams, MultiKVCacheParams, PagedKVCacheManager, SlidingWindow
-from pagekeeper.params import FullAttention
-from workbench import prompts, request
+from pagekeeper import MultiKVCacheParams, PagedKVCacheManager, SlidingWindow
+from workbench import parameters, prompts, request
 
 pytestmark = pytest.mark.benchmark(group="three groups over one")
 
@@ -21,23 +20,16 @@ PAGE_SIZE = 16
 REQUESTS = 256
 
 
-def of(kind: FullAttention | SlidingWindow) -> MHAKVCacheParams:
-    return MHAKVCacheParams(
-        dtype="float32",
-        n_kv_heads=1,
-        head_dim=1,
-        num_layers=1,
-        page_size=PAGE_SIZE,
-        devices=["cpu"],
-        kind=kind,
-    )
-
-
 def both(pages: int) -> tuple[PagedKVCacheManager, PagedKVCacheManager]:
     """A cache of one group and one of three, without memory of their own; `pages` for each group."""
-    full = of(FullAttention())
+    full = parameters(PAGE_SIZE)
     several = MultiKVCacheParams(
-        {"full": full, "narrow": of(SlidingWindow(64)), "wide": of(SlidingWindow(256))}, layout="paged"
+        {
+            "full": full,
+            "narrow": parameters(PAGE_SIZE, kind=SlidingWindow(64)),
+            "wide": parameters(PAGE_SIZE, kind=SlidingWindow(256)),
+        },
+        layout="paged",
     )
     counts = dict.fromkeys(several, pages)
     return (

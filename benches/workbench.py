@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,12 @@ def prompts(length: int, seed: int = 0) -> Iterator[NDArray[np.int64]]:
         yield rng.integers(0, VOCABULARY, size=length, dtype=np.int64)
 
 
+def parameters(page_size: int, **given: Any) -> MHAKVCacheParams:
+    """One small layer."""
+    shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 1, "num_layers": 1}
+    return MHAKVCacheParams(**shape, page_size=page_size, devices=["cpu"], **given)
+
+
 def cache(
     page_size: int,
     pages: int,
@@ -34,13 +41,8 @@ def cache(
     partial_reuse: bool = True,
 ) -> PagedKVCacheManager:
     """A cache without memory of its own, so that only bookkeeping is timed."""
-    params = MHAKVCacheParams(
-        dtype="float32",
-        n_kv_heads=1,
-        head_dim=1,
-        num_layers=1,
-        page_size=page_size,
-        devices=["cpu"],
+    params = parameters(
+        page_size,
         kv_hash_algo=algo,
         event_buffer_max_size=event_buffer_max_size,
         enable_partial_reuse=partial_reuse,
