@@ -13,9 +13,13 @@ export PYO3_PYTHON := $(abspath $(BIN)/python)
 RANDOM_RUST_TESTS := --test model --test shared_model --test geometry --test chains --test extra_keys --test extend \
   --test partial
 
+FUZZ := rust/disk-store/fuzz
+FUZZ_TARGETS := entry manifest store
+FUZZ_SECONDS ?= 600
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint test-rust test-loom test-threads test-python test-faults test-long dist-check bench docs wheel sdist lock clean tools
+.PHONY: help demo test lint test-rust test-loom test-threads test-python test-faults test-long fuzz dist-check bench docs wheel sdist lock clean tools
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +35,9 @@ test: lint test-rust test-loom test-python test-faults ## everything that contin
 
 lint: $(NATIVE) ## formats, clippy, ruff, mypy, the stub against the binary, Rust docs; warnings are errors
 	cargo fmt --all --check
+	cargo fmt --manifest-path $(FUZZ)/Cargo.toml --check
 	cargo clippy --workspace --all-targets --features bindings/faults --locked -- -D warnings
+	cargo clippy --manifest-path $(FUZZ)/Cargo.toml --no-default-features --target-dir target --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -64,7 +70,7 @@ test-faults: $(NATIVE) ## panics, copies and disks that fail, busy lanes, in a b
 	$(BIN)/pytest tests/test_broken_state.py tests/test_failed_copies.py tests/test_busy_lanes.py \
 	  tests/test_offload_races.py tests/test_failing_disks.py --native target/debug/lib_native.so
 
-test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (minutes)
+test-long: $(NATIVE) fuzz ## random tests with many more examples, freshly drawn; `fuzz` (an hour)
 	$(BIN)/pytest tests --long --timeout 1800
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
 	  PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=2000 cargo test --workspace --locked $(RANDOM_RUST_TESTS)
@@ -72,7 +78,19 @@ test-long: $(NATIVE) ## random tests with many more examples, freshly drawn (min
 	  SIMULATOR_SEED=$$seed SIMULATOR_SEEDS=10000 cargo test --release -p cache-manager --test simulator --locked
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "CRASH_SEED=$$seed FUZZ_SEED=$$seed"; \
 	  CRASH_SEED=$$seed CRASH_IMAGES=2000 cargo test -p disk-store --test crash --locked && \
-	  FUZZ_SEED=$$seed FUZZ_SECONDS=600 cargo test -p disk-store --test fuzz --locked
+	  FUZZ_SEED=$$seed FUZZ_SECONDS=60 cargo test -p disk-store --test fuzz --locked
+
+# cargo-fuzz with the stable compiler. New inputs stay in target/fuzz-corpus until somebody keeps them (CONTRIBUTING.md).
+fuzz: | tools ## fuzz what reads the disk store's files, guided by coverage: FUZZ_SECONDS (600) for each of three targets
+	@command -v c++ >/dev/null || { echo "a C++ compiler is missing as 'c++' (Debian: apt install g++)" >&2; exit 1; }
+	test -x target/fuzz-tools/bin/cargo-fuzz || \
+	  cargo install --quiet --locked --root target/fuzz-tools cargo-fuzz@0.13.1
+	for each in $(FUZZ_TARGETS); do \
+	  mkdir -p target/fuzz-corpus/$$each && \
+	  RUSTC_BOOTSTRAP=1 PATH="$(abspath target/fuzz-tools/bin):$$PATH" \
+	    cargo fuzz run --fuzz-dir $(FUZZ) --target-dir target/fuzz $$each \
+	      target/fuzz-corpus/$$each $(FUZZ)/corpus/$$each -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
 
 bench: $(NATIVE) ## pytest-benchmark and criterion suites
 	$(BIN)/pytest benches --benchmark-enable --benchmark-only

@@ -1,34 +1,34 @@
 //! Bytes that no store has written: what reads them never panics, and never believes what does not check itself.
 //!
-//! `FUZZ_SECONDS` says for how long each test goes on, `FUZZ_SEED` where the first one of its rounds begins. The corpus
-//! was written by format 1, and has to be readable by every later version that reads this format.
+//! Fuzzers that coverage guides call the same checks (`make fuzz`). Here every input that they found worth keeping is
+//! tried again, and what was written is changed at random: `FUZZ_SECONDS` says for how long each test goes on,
+//! `FUZZ_SEED` where the first one of its rounds begins. The corpus was written by format 1, and has to be readable by
+//! every later version that reads this format.
 
+mod checks;
 #[allow(dead_code, reason = "no power is cut here")]
-#[path = "crash/disk.rs"]
+#[path = "../crash/disk.rs"]
 mod disk;
-#[path = "crash/random.rs"]
+#[path = "../crash/random.rs"]
 mod random;
+#[path = "../scene/mod.rs"]
 mod scene;
 
-use disk::{Disk, Image, Liar};
-use disk_store::engine::Workers;
+use checks::{DAMAGED, LAYOUT, SEALED, block_of, seal};
 use disk_store::entry::{Entry, Key, Origin};
-use disk_store::file::Pages;
 use disk_store::manifest::{FORMAT, Manifest};
-use disk_store::store::{Failure, Files, HEADER, Layout, Memory, Store, Sync};
 use random::Random;
 use scene::NUMBER;
-use std::collections::HashSet;
-use std::path::Path;
-use std::ptr::NonNull;
-use std::sync::mpsc;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-const ENTRIES: &[u8] = include_bytes!("corpus/entries");
-const MANIFEST: &str = include_str!("corpus/manifest.json");
-/// That of the corpus.
-const LAYOUT: Layout = Layout { block_bytes: 600, content_bytes: 40, slots: 4 };
+const ENTRIES: &[u8] = include_bytes!("../corpus/entries");
+const MANIFEST: &str = include_str!("../corpus/manifest.json");
+
+/// What the fuzzers begin with, and have found.
+fn corpus(of: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(of)
+}
 
 /// Rounds with a seed each: so many, or for as long as was said.
 fn rounds(few: u64, mut round: impl FnMut(&mut Random)) {
@@ -96,11 +96,6 @@ fn any_entry(random: &mut Random) -> Entry {
     entry
 }
 
-/// What a block's slot holds, if it is there.
-fn block_of(key: Key) -> Vec<u8> {
-    scene::payload(key.hash, LAYOUT.block_bytes)
-}
-
 /// What the corpus has of a slot.
 fn entry_of(slot: u32) -> Entry {
     let mut entry = Entry {
@@ -121,14 +116,21 @@ fn entry_of(slot: u32) -> Entry {
     entry
 }
 
+/// A record of a header.
+fn epoch_record(epoch: u64) -> [u8; 24] {
+    let mut record = [0; 24];
+    record[..8].copy_from_slice(b"PKEPOCH1");
+    record[8..16].copy_from_slice(&epoch.to_le_bytes());
+    seal(&mut record);
+    record
+}
+
 #[test]
 #[ignore = "writes the corpus anew: for a new format alone"]
 fn write_the_corpus() {
     let mut bytes = vec![0; LAYOUT.entry_at(LAYOUT.slots) as usize];
-    let mut record = [b"PKEPOCH1".as_slice(), &1u64.to_le_bytes()].concat();
-    record.extend(xxh3_64_with_seed(&record, NUMBER).to_le_bytes());
-    bytes[..24].copy_from_slice(&record);
-    bytes[512..536].copy_from_slice(&record);
+    bytes[..24].copy_from_slice(&epoch_record(1));
+    bytes[512..536].copy_from_slice(&epoch_record(1));
     for slot in [0, 1, 3] {
         let at = LAYOUT.entry_at(slot) as usize;
         entry_of(slot).encode(NUMBER, &mut bytes[at..at + LAYOUT.entry_bytes()]);
@@ -146,6 +148,19 @@ fn write_the_corpus() {
         entry_bytes: LAYOUT.entry_bytes() as u64,
     };
     std::fs::write(corpus.join("manifest.json"), manifest.to_text()).unwrap();
+}
+
+#[test]
+#[ignore = "writes what the fuzzers begin with anew: for a new format alone"]
+fn write_what_the_fuzzers_begin_with() {
+    let write = |of: &str, how: &[u8], bytes: &[u8]| {
+        std::fs::write(corpus(of).join("written"), [how, bytes].concat()).unwrap();
+        std::fs::write(corpus(of).join("changed"), [how, &bytes[..bytes.len() / 2]].concat()).unwrap();
+    };
+    let at = LAYOUT.entry_at(3) as usize;
+    write("entry", &[SEALED], &ENTRIES[at..at + LAYOUT.entry_bytes()]);
+    write("manifest", &[], MANIFEST.as_bytes());
+    write("store", &[SEALED | DAMAGED], ENTRIES);
 }
 
 #[test]
@@ -174,12 +189,28 @@ fn the_manifest_of_the_corpus_is_read_as_it_was_written() {
 }
 
 #[test]
+fn what_the_fuzzers_kept_is_read_as_it_has_to_be() {
+    type Check = fn(&[u8]);
+    let checks =
+        [("entry", checks::entry as Check), ("manifest", checks::manifest), ("store", checks::store)];
+    for (of, check) in checks {
+        let inputs: Vec<PathBuf> =
+            std::fs::read_dir(corpus(of)).unwrap().map(|input| input.unwrap().path()).collect();
+        assert!(!inputs.is_empty(), "{of}");
+        for input in inputs {
+            let bytes = std::fs::read(&input).unwrap();
+            let ended = std::panic::catch_unwind(|| check(&bytes));
+            assert!(ended.is_ok(), "{}", input.display());
+        }
+    }
+}
+
+#[test]
 fn an_entry_is_what_was_encoded_or_none() {
     let size = LAYOUT.entry_bytes();
     rounds(4000, |random| {
         let mut bytes = if random.chance(50) {
-            let slot = [0, 1, 3][random.below(3)];
-            let at = LAYOUT.entry_at(slot) as usize;
+            let at = LAYOUT.entry_at([0, 1, 3][random.below(3)]) as usize;
             ENTRIES[at..at + size].to_vec()
         } else {
             let mut bytes = vec![0; size];
@@ -188,21 +219,10 @@ fn an_entry_is_what_was_encoded_or_none() {
         };
         let whole = bytes.clone();
         (0..random.below(4)).for_each(|_| mutate(&mut bytes, random));
-        let honest = bytes == whole;
-        let mended = random.chance(50) && bytes.len() > 8;
-        if mended {
-            let body = bytes.len() - 8; // whoever knows the store's number may write anything
-            let sum = xxh3_64_with_seed(&bytes[..body], NUMBER);
-            bytes[body..].copy_from_slice(&sum.to_le_bytes());
-        }
-        for slot in 0..6 {
-            let Some(entry) = Entry::decode(NUMBER, slot, &bytes) else { continue };
-            assert!(honest || mended, "bytes that were changed are believed");
-            assert_eq!(entry.slot, slot);
-            assert!(
-                entry.origin.content.len() < bytes.len() && entry.epoch < u64::MAX && entry.serial < u64::MAX
-            );
-        }
+        let believed = (0..6).any(|slot| Entry::decode(NUMBER, slot, &bytes).is_some());
+        assert!(!believed || bytes == whole, "bytes that were changed are believed");
+        let how = if random.chance(50) { SEALED } else { 0 };
+        checks::entry(&[&[how], bytes.as_slice()].concat());
     });
 }
 
@@ -211,15 +231,12 @@ fn a_text_is_a_manifest_that_comes_back_the_same_or_none() {
     rounds(2000, |random| {
         let mut bytes = MANIFEST.as_bytes().to_vec();
         (0..random.below(5)).for_each(|_| mutate(&mut bytes, random));
-        if let Ok(manifest) = Manifest::from_text(&String::from_utf8_lossy(&bytes)) {
-            assert_eq!(manifest.format, FORMAT);
-            assert_eq!(Manifest::from_text(&manifest.to_text()), Ok(manifest));
-        }
+        checks::manifest(&bytes);
     });
 }
 
-/// Files of honest entries, of none, and of anything between.
-fn any_files(random: &mut Random) -> Image {
+/// A file of honest entries, of none, and of anything between.
+fn any_entries(random: &mut Random) -> Vec<u8> {
     let mut entries = ENTRIES.to_vec();
     if random.chance(70) {
         entries.resize(LAYOUT.entry_at(6) as usize, 0);
@@ -232,69 +249,19 @@ fn any_files(random: &mut Random) -> Image {
             }
             entry.encode(NUMBER, &mut entries[at..at + LAYOUT.entry_bytes()]);
         }
-        let epoch = random.next() % 3;
-        let mut record = [b"PKEPOCH1".as_slice(), &epoch.to_le_bytes()].concat();
-        record.extend(xxh3_64_with_seed(&record, NUMBER).to_le_bytes());
-        entries[512 * random.below(2)..][..24].copy_from_slice(&record);
+        let at = 512 * random.below(2);
+        entries[at..at + 24].copy_from_slice(&epoch_record(random.next() % 3));
     }
-    let mut data = vec![0; LAYOUT.slot_at(6) as usize];
-    for slot in 0..6 {
-        let at = LAYOUT.entry_at(slot) as usize;
-        let there = entries.get(at..at + LAYOUT.entry_bytes());
-        if let Some(entry) = there.and_then(|bytes| Entry::decode(NUMBER, slot, bytes)) {
-            data[LAYOUT.slot_at(slot) as usize..][..600].copy_from_slice(&block_of(entry.key));
-        }
-    }
-    (0..random.below(3)).for_each(|_| mutate(&mut data, random));
     if random.chance(50) {
         mutate(&mut entries, random);
     }
-    [data, entries]
+    entries
 }
 
 #[test]
 fn a_store_opens_on_any_files_and_gives_no_wrong_byte() {
     rounds(300, |random| {
-        let disk = Disk::new(any_files(random), Liar::None);
-        let layout = Layout { slots: [4, 6, 3, 1][random.below(4)], ..LAYOUT };
-        let open = || {
-            let files = Files { data: disk.file(0), entries: disk.file(1), directory: None };
-            Store::open(files, NUMBER, layout, Sync::Batch, |file| Ok(Box::new(Workers::start(&file, 1)?)))
-                .unwrap()
-        };
-        let (store, found) = open();
-        let slots: HashSet<u32> = found.iter().map(|entry| entry.slot).collect();
-        let keys: HashSet<Key> = found.iter().map(|entry| entry.key).collect();
-        assert!(slots.len() == found.len() && keys.len() == found.len());
-        assert!(found.iter().all(|entry| entry.slot < layout.slots));
-        store.stop(Duration::from_secs(20));
-        drop(store);
-        let (store, again) = open();
-        assert_eq!(found, again);
-        let whole = found.iter().filter(|entry| reads_right(&store, entry)).count();
-        store.stop(Duration::from_secs(20));
-        drop(store);
-        assert_eq!(open().1.len(), whole, "what was damaged is gone");
-        assert_eq!(disk.now()[1].len() as u64, layout.entry_at(layout.slots));
-        assert!(layout.entry_at(0) == HEADER);
+        let how = random.next() as u8 & (DAMAGED | 0x3F);
+        checks::store(&[&[how], any_entries(random).as_slice()].concat());
     });
-}
-
-/// Whether a block is there; then it has the right bytes.
-fn reads_right(store: &Store, entry: &Entry) -> bool {
-    let mut pages = Pages::zeros(LAYOUT.slot_bytes());
-    let (sent, ended) = mpsc::channel();
-    // SAFETY: the pages are there until the read has ended.
-    let memory = unsafe { Memory::new(NonNull::from(pages.bytes_mut()).cast(), LAYOUT.slot_bytes()) };
-    store.read(entry.slot, entry.key, memory, Box::new(move |end| _ = sent.send(end)));
-    match ended.recv_timeout(Duration::from_secs(20)).unwrap() {
-        Ok(()) => {
-            assert_eq!(pages.bytes()[..600], block_of(entry.key));
-            true
-        }
-        Err(failure) => {
-            assert_eq!(failure, Failure::Damaged);
-            false
-        }
-    }
 }
