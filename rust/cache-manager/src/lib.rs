@@ -38,6 +38,7 @@ mod hits;
 mod ledger;
 mod letting_go;
 mod loads;
+mod lookup;
 mod misses;
 mod needs;
 mod offloads;
