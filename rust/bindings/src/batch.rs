@@ -4,7 +4,7 @@ use crate::context::{LOST, State, TextContext};
 use crate::shared::Shared;
 use crate::tokens::{in_one_piece, slot_from};
 use cache_manager::SlotId;
-use numpy::{PyArray1, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -23,8 +23,9 @@ pub(crate) fn slots_of(batch: &Bound<'_, PyAny>, shared: &Arc<Shared>, late: boo
         return tuple.iter().enumerate().map(|(index, item)| item_slot(&item, index, shared, late)).collect();
     }
     if let Ok(array) = batch.cast::<PyArray1<i32>>() {
-        let array = in_one_piece(array, "batch")?;
-        return Ok(array.as_slice()?.iter().map(|&slot| SlotId(slot.cast_unsigned())).collect());
+        // Copied without being borrowed, which would take as long as finding a small batch's pages.
+        let slots = array.to_vec().or_else(|_| Ok(in_one_piece(array, "batch")?.as_slice()?.to_vec()));
+        return slots.map(|slots| slots.into_iter().map(|slot| SlotId(slot.cast_unsigned())).collect());
     }
     if let Some(slot) = slot_from(batch, "batch")? {
         return Ok(vec![slot]);
