@@ -9,6 +9,8 @@ __all__ = [
     "KVLoadRefused",
     "LedgerCorruptError",
     "RequestTooLargeError",
+    "TransferMetadataError",
+    "TransferMismatchError",
 ]
 
 
@@ -65,6 +67,52 @@ class CacheTooSmallError(ValueError):
 
 class LedgerCorruptError(RuntimeError):
     """The books of the cache do not add up. The message names what is wrong first."""
+
+
+class TransferMetadataError(ValueError):
+    """What came from the other side of a transfer is no description of a cache that this version reads."""
+
+
+class TransferMismatchError(ValueError):
+    """Two sides of a transfer do not fit each other.
+
+    Attributes:
+        field: what differs.
+        group: the name of the group where it does; None if it is the cache's.
+        values: of one side and of the other, in the order in which the message has them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        group: str | None = None,
+        values: tuple[object, object] = (None, None),
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.group = group
+        self.values = values
+
+    @classmethod
+    def of(
+        cls,
+        field: str,
+        group: str | None,
+        values: tuple[object, object],
+        sides: tuple[str, str] = ("the source", "the destination"),
+        why: str = "",
+    ) -> TransferMismatchError:
+        """The error whose message names the field, the group, and the values of both `sides`."""
+        where = field if group is None else f"groups[{shown(group)}].{field}"
+        (one, other), (here, there) = values, sides
+        return cls(
+            f"{where}: {shown(one)} of {here}, {shown(other)} of {there}; must be alike on both sides{why}",
+            field=field,
+            group=group,
+            values=values,
+        )
 
 
 class KVLoadRefused(RuntimeError):
