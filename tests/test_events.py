@@ -302,6 +302,16 @@ def test_events_behind_a_gap_wait_for_a_snapshot() -> None:
     assert (index.last_event_id, set(index.hashes())) == (101, {8})
 
 
+def test_what_is_no_event_is_refused_and_what_came_before_it_holds() -> None:
+    index = BlockIndex()
+    for wrong in ("Removed", None, (0, 1)):
+        with pytest.raises(TypeError, match=f"events: got {type(wrong).__name__}"):
+            index.apply([event(index.last_event_id + 1, Removed, (1,)), wrong])  # type: ignore[list-item]
+    assert index.last_event_id == 2
+    with pytest.raises(TypeError, match="snapshot: got list"):
+        index.apply_snapshot([])  # type: ignore[arg-type]
+
+
 def test_a_snapshot_older_than_the_index_changes_nothing() -> None:
     index = BlockIndex()
     old = EventSnapshot(0, (event(0, Created, 4, (8,), FullAttention()),))

@@ -256,8 +256,13 @@ class BlockIndex:
         Returns:
             True, or False at a gap: the events from there on are not applied, now or later, until
             `apply_snapshot` has closed it.
+
+        Raises:
+            TypeError: what is no event, as a message that was not read; those before it are applied.
         """
         for event in events:
+            if not isinstance(event, _Event):
+                raise TypeError(f"events: got {type(event).__name__}; give events of one cache")
             if event.id > self._last + 1:
                 return False
             if event.id == self._last + 1:
@@ -266,7 +271,13 @@ class BlockIndex:
         return True
 
     def apply_snapshot(self, snapshot: EventSnapshot) -> None:
-        """Starts over from a snapshot, unless the index is newer."""
+        """Starts over from a snapshot, unless the index is newer.
+
+        Raises:
+            TypeError: no snapshot.
+        """
+        if not isinstance(snapshot, EventSnapshot):
+            raise TypeError(f"snapshot: got {type(snapshot).__name__}; must be an EventSnapshot")
         if snapshot.last_event_id < self._last:
             return
         self._groups.clear()
