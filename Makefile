@@ -19,7 +19,7 @@ FUZZ_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint test-rust test-loom test-threads test-python test-faults test-long fuzz dist-check bench docs wheel sdist lock clean tools
+.PHONY: help demo test lint test-rust test-loom test-threads test-python test-faults test-long fuzz fuzz-keep dist-check bench docs wheel sdist lock clean tools
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,16 +80,23 @@ test-long: $(NATIVE) fuzz ## random tests with many more examples, freshly drawn
 	  CRASH_SEED=$$seed CRASH_IMAGES=2000 cargo test -p disk-store --test crash --locked && \
 	  FUZZ_SEED=$$seed FUZZ_SECONDS=60 cargo test -p disk-store --test fuzz --locked
 
-# cargo-fuzz with the stable compiler. New inputs stay in target/fuzz-corpus until somebody keeps them (CONTRIBUTING.md).
+# cargo-fuzz with the stable compiler: one target, the corpora that it reads, new inputs going into the first.
+FUZZ_RUN = RUSTC_BOOTSTRAP=1 PATH="$(abspath target/fuzz-tools/bin):$$PATH" \
+  cargo fuzz run --fuzz-dir $(FUZZ) --target-dir target/fuzz
+
 fuzz: | tools ## fuzz what reads the disk store's files, guided by coverage: FUZZ_SECONDS (600) for each of three targets
 	@command -v c++ >/dev/null || { echo "a C++ compiler is missing as 'c++' (Debian: apt install g++)" >&2; exit 1; }
 	test -x target/fuzz-tools/bin/cargo-fuzz || \
 	  cargo install --quiet --locked --root target/fuzz-tools cargo-fuzz@0.13.1
 	for each in $(FUZZ_TARGETS); do \
 	  mkdir -p target/fuzz-corpus/$$each && \
-	  RUSTC_BOOTSTRAP=1 PATH="$(abspath target/fuzz-tools/bin):$$PATH" \
-	    cargo fuzz run --fuzz-dir $(FUZZ) --target-dir target/fuzz $$each \
-	      target/fuzz-corpus/$$each $(FUZZ)/corpus/$$each -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	  $(FUZZ_RUN) $$each target/fuzz-corpus/$$each $(FUZZ)/corpus/$$each -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
+
+fuzz-keep: ## copy what `make fuzz` found into the repository, as far as it reaches code that nothing there does
+	for each in $(FUZZ_TARGETS); do \
+	  $(FUZZ_RUN) $$each $(FUZZ)/corpus/$$each target/fuzz-corpus/$$each -- \
+	    -set_cover_merge=1 -use_counters=0 -use_cmp=0 || exit 1; \
 	done
 
 bench: $(NATIVE) ## pytest-benchmark and criterion suites
