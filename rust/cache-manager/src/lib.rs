@@ -51,6 +51,7 @@ mod probe;
 mod promise;
 mod publication;
 mod retention;
+mod returning;
 mod room;
 mod row;
 mod scheduling;
