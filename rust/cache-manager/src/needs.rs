@@ -240,6 +240,19 @@ impl Ledger {
                 position += next.part.map_or(0, |part| part.run);
             }
         }
+        if let Some(back) = &next.back
+            && self.config.reuses_partly()
+            && position < sequence.prompt_end
+            && sequence.reads(&self.config, epoch)
+        {
+            let (config, block, taken) = (&self.config, position / page_size, TakenOver::default());
+            let is_new = config.of_blocks().all(|group| back.rows[group.index()].shape.blocks <= block);
+            if is_new {
+                next.part =
+                    Partial::find(config, &self.tree, &self.pools, sequence, &back.nodes, position, &taken);
+                position += next.part.map_or(0, |part| part.run);
+            }
+        }
         let forward = sequence.forward(position, most);
         let held = u64::from(forward.len + sequence.draft_room([].iter()));
         let room = u64::from(self.config.max_blocks_per_request(sequence.drafts)) * u64::from(page_size);

@@ -24,6 +24,8 @@ use tiered_connector::job::UnitId;
 pub(crate) struct Return {
     /// Tokens with KV then.
     pub(crate) processed: u32,
+    /// Its blocks before that, as far as the tree has them and it will have published them.
+    pub(crate) nodes: Vec<NodeId>,
     /// What it will have in each group.
     pub(crate) rows: SmallVec<[ReturnRow; 1]>,
 }
@@ -129,7 +131,9 @@ impl Ledger {
             ReturnRow { shape, sources: shape.held().map(source).collect() }
         };
         let rows = self.config.group_ids().map(row).collect();
-        Some(Return { processed: hit.map_or(processed, |end| end * page_size), rows })
+        let processed = hit.map_or(processed, |end| end * page_size);
+        nodes.truncate(if self.publishes(sequence) { (processed / page_size) as usize } else { 0 });
+        Some(Return { processed, nodes, rows })
     }
 
     /// Brings every suspended request in `batch` back: it takes what is stored of it, pages for the rest, and copies its

@@ -15,13 +15,15 @@ use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_pool::{GroupId, PageId};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Who of a batch has a page of a group that forgets.
 #[derive(Default)]
 struct Users {
     /// Requests that hold it, and the last of them that has it until it lets go of it.
     holders: u32,
+    /// Those of them that wait for the copy that fills it.
+    awaited: u32,
     owner: Option<usize>,
     /// Requests that will have it after their next `alloc`, and the last of them.
     later: u32,
@@ -36,6 +38,8 @@ enum Fate {
     /// It is a hit.
     Found,
     Kept,
+    /// It is kept, and a copy on its way fills it.
+    Awaited,
     GivenBack,
     /// It is given back once its copy is made.
     Copied,
@@ -44,12 +48,12 @@ enum Fate {
 impl Fate {
     /// Whether the request has the page afterwards.
     fn stays(self) -> bool {
-        matches!(self, Fate::Found | Fate::Kept)
+        matches!(self, Fate::Found | Fate::Kept | Fate::Awaited)
     }
 
     /// Whether the page, which the request holds, is free when it lets go of it.
     fn comes_back(self) -> bool {
-        matches!(self, Fate::Kept | Fate::GivenBack)
+        matches!(self, Fate::Kept | Fate::Awaited | Fate::GivenBack)
     }
 }
 
@@ -132,6 +136,7 @@ impl Ledger {
             self.pages_of(next, found, group, copies, |_, page, fate| {
                 let users = users.entry(page).or_insert_with(|| Users { all_peak: true, ..Users::default() });
                 users.holders += u32::from(fate != Fate::Found);
+                users.awaited += u32::from(fate == Fate::Awaited);
                 if fate.comes_back() {
                     users.owner = Some(index);
                 }
@@ -140,9 +145,12 @@ impl Ledger {
             });
         }
         let pool = &self.pools[group];
-        // Planned copies end before the next forward.
-        let pinned = |page| pool.pins(page) > 0 && pool.pins(page) > self.planned_pins(group, page);
-        let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page);
+        // Planned copies end before the next forward, and so does the one that a request waits for.
+        let pinned = |page, users: &Users| {
+            let pins = pool.pins(page);
+            pins > users.awaited && pins > users.awaited + self.planned_pins(group, page)
+        };
+        let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page, users);
         let shared = |page, users: &Users| users.later > 1 || outside(page, users);
         let mut balances: SmallVec<[i64; 4]> = SmallVec::new();
         for (index, (next, &copies)) in nexts.iter().zip(&copies).enumerate() {
@@ -223,13 +231,24 @@ impl Ledger {
             };
             each(block, page, fate);
         }
+        let copied = self.awaited_pages(sequence, group);
         sequence.on_the_way(group, |block, page| {
-            each(block.unwrap_or(0), page, if block.is_some() { Fate::Kept } else { Fate::GivenBack });
+            let kept = if copied.contains(&page) { Fate::Awaited } else { Fate::Kept };
+            each(block.unwrap_or(0), page, if block.is_some() { kept } else { Fate::GivenBack });
         });
         let found_blocks = (found_from..next.hit_end).filter(|&block| needed.has(block));
         for (block, &page) in found_blocks.zip(found.pages(&next.hit, group)) {
             each(block, page, Fate::Found);
         }
+    }
+
+    /// The pages of a group that the copy fills which a request waits for.
+    fn awaited_pages(&self, sequence: &Sequence, group: GroupId) -> HashSet<PageId> {
+        let returning = sequence.suspension.as_ref().and_then(|suspension| suspension.copy());
+        let awaited = sequence.load.as_ref().map(|load| load.copy).or(returning);
+        let copy = awaited.and_then(|copy| self.copies.in_flight.get(&copy.0));
+        let pages = copy.into_iter().flat_map(|copy| copy.pages.iter());
+        pages.filter(|&(of, _)| of == group).map(|(_, page)| page).collect()
     }
 
     /// The most blocks that a request will hold at one time in a group that forgets, without those it has with others

@@ -80,9 +80,8 @@ impl<W: World> Engine<W> {
         }
         let (slot, right) = (live.slot, &self.live[index].kv[..aside.processed]);
         let stands = self.stands(slot)?;
-        let copied = aside.copy.pages.len();
-        // Further where others stored more of its prompt: then nothing of it is copied.
-        if stands < aside.processed || stands > aside.processed && copied > 0 {
+        // Further where others stored more of its prompt.
+        if stands < aside.processed {
             return Err(format!("slot {} comes back to {stands}, not {}", slot.0, aside.processed));
         }
         // Some blocks were stored and are not copied, and in its row may be twins, which are computed later.
