@@ -80,6 +80,7 @@ class Scene:
             kinds, 1000, PAGE, max_seq_len=64, reserve=reserve, enable_partial_reuse=False, **options
         )
         self.service = Service(self.kinds, PAGE, choose([1, 3, 5, 8, 40]), choose([1, 2]))
+        self.service.whole_prompts = reserve == "prompt"
         self.requests: list[Request] = []
         self.stored: list[dict[tuple[int, ...], int]] = [{} for _ in self.kinds]
         self.token = 1000
@@ -255,7 +256,7 @@ class Scene:
         return 0
 
     def paths(self) -> set[tuple[int, ...]]:
-        """Prefixes that the cache knows of, with or without their pages: those that lead to what somebody has."""
+        """Prefixes that the cache knows of, with or without pages: those that lead to what somebody has."""
         ends = {prefix for stored in self.stored for prefix in stored}
         for request in self.requests:
             if not request.away:
@@ -267,6 +268,10 @@ class Scene:
         known, now, hit = request.ctx.tokens.all.tolist(), self.now(request), self.hit(request)
         life = Life(id(request), now, self.rows(request), request.context, request.longest)
         life.drafts, life.beams, life.encoder, life.hit = request.drafts, request.beams, request.encoder, hit
+        later = range(now.settled // PAGE, len(known) // PAGE)
+        prefixes = {block: tuple(known[: (block + 1) * PAGE]) for block in later}
+        for stored in self.stored:
+            life.twins.append({block: stored[it] for block, it in prefixes.items() if it in stored})
         if request.away:
             self.come_back(request, life)
             return life
@@ -293,7 +298,7 @@ class Scene:
                 life.found.append({})
                 life.back.append(frozenset(("page", life.name, at) for at in fresh))
                 continue
-            blocks = {block for block, page in enumerate(shape) if page}
+            blocks = frozenset(block for block, page in enumerate(shape) if page)
             if life.hit:
                 blocks = needed_blocks(kind, life.hit * PAGE, PAGE) - {life.hit}
             found = {
@@ -301,7 +306,7 @@ class Scene:
                 for block in blocks
                 if block < full
                 and (prefix := tuple(known[: (block + 1) * PAGE])) in stored
-                and (life.hit or not isinstance(kind, Recurrent) or self.is_kept(request, kind, now.processed))
+                and (life.hit or self.is_never_written(kind, now.processed, request.context))
             }
             pages = {block: found.get(block, ("page", life.name, block)) for block in blocks}
             life.found.append(found if life.hit else {})
@@ -309,8 +314,10 @@ class Scene:
             length = 0 if life.hit else len(shape)
             life.rows.append([pages.get(block, 0) for block in range(length)])
 
-    def is_kept(self, request: Request, kind: Recurrent, position: int) -> bool:
-        return kind.keeps(position, request.context, PAGE)
+    @staticmethod
+    def is_never_written(kind: Kind, position: int, context: int) -> bool:
+        """Whether the pages of full blocks stay as they are: not those of states, unless they are kept."""
+        return not isinstance(kind, Recurrent) or kind.keeps(position, context, PAGE)
 
 
 def check(seed: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from model.windows import Cross, Kind, Lasting, Recurrent, needed_blocks
+from model.windows import Cross, Full, Kind, Lasting, Recurrent, needed_blocks
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Life:
         hit: blocks that it finds with its next forward, or when it comes back; 0 for nothing.
         found: of each group, the pages of those that it takes.
         copied: of each group, whether the page that its next forward first writes to is another's too.
+        twins: of each group, the stored pages of blocks that it has not stored.
         back: if it is set aside and holds nothing now, the pages of each group that it comes back to.
     """
 
@@ -71,6 +72,7 @@ class Life:
     hit: int = 0
     found: list[dict[int, int]] = field(default_factory=list)
     copied: list[bool] = field(default_factory=list)
+    twins: list[dict[int, int]] = field(default_factory=list)
     back: list[frozenset[Hashable]] | None = None
 
     def holds(self, group: int) -> frozenset[Hashable]:
@@ -87,6 +89,8 @@ class Service:
     chunk: int
     steps: int
     publishes: bool = True
+    whole_prompts: bool = False
+    """Whether pages for all of a prompt are taken at once, where a group keeps everything."""
 
     def most_taken(self, batch: Sequence[Life], group: int, outside: set[int]) -> int:
         """Pages that the batch takes from what is free, at most; others hold those that are `outside`."""
@@ -140,7 +144,10 @@ class Service:
     def _blocks(self, life: Life, group: int, kind: Kind, moment: Moment) -> frozenset[Hashable]:
         size, row = self.page_size, life.rows[group]
         start = moment.settled
-        end = -(-self._reach(life, moment) // size)
+        reach = self._reach(life, moment)
+        if self.whole_prompts and isinstance(kind, Full):
+            reach = max(reach, life.context)
+        end = -(-reach // size)
         blocks = {block for block in needed_blocks(kind, start, size) if block < end}
         blocks |= set(range(start // size, end))
         blocks |= {block for block in range(start // size, len(row)) if row[block]}
@@ -150,6 +157,8 @@ class Service:
             page = row[block] if block < len(row) else 0
             if block < life.hit and block in life.found[group]:
                 page = life.found[group][block]
+            elif isinstance(kind, Full) and block < moment.settled // size and block in life.twins[group]:
+                page = life.twins[group][block]
             elif block == first and life.copied[group]:
                 page = 0
             pages.add(page or ("page", life.name, block))

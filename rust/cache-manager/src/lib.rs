@@ -67,6 +67,7 @@ mod tails;
 mod taking;
 mod tiers;
 mod to_completion;
+mod twins;
 mod verify;
 mod whereabouts;
 mod write_policy;

@@ -94,7 +94,8 @@ impl Ledger {
                 } else {
                     for (next, need) in nexts.iter().zip(column) {
                         let covered = ledger.covered_at_end(next, outlook.two_steps);
-                        *need = ledger.needed(next, found, group, covered, &mut leaving);
+                        let needed = ledger.needed(next, found, group, covered, &mut leaving);
+                        *need = ledger.less_twins(next, found, group, outlook.two_steps, needed);
                     }
                 }
             }
@@ -231,9 +232,9 @@ impl Ledger {
             };
             each(block, page, fate);
         }
-        let copied = self.awaited_pages(sequence, group);
+        let awaited = self.awaited_pages(sequence, group);
         sequence.on_the_way(group, |block, page| {
-            let kept = if copied.contains(&page) { Fate::Awaited } else { Fate::Kept };
+            let kept = if awaited.contains(&page) { Fate::Awaited } else { Fate::Kept };
             each(block.unwrap_or(0), page, if block.is_some() { kept } else { Fate::GivenBack });
         });
         let found_blocks = (found_from..next.hit_end).filter(|&block| needed.has(block));

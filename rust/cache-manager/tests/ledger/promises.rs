@@ -95,7 +95,9 @@ fn a_suspended_request_takes_no_page_for_blocks_that_others_hold() {
         let new = NewSequence { max_new_tokens: Some(4), ..prompt(&tokens) };
         claim(&mut ledger, new)
     });
-    slots.iter().for_each(|&slot| forward(&mut ledger, slot));
+    for slot in slots {
+        forward(&mut ledger, slot);
+    }
     let [other, slot] = slots;
     assert_eq!(free(&ledger), [20 - 5], "three blocks are common");
     suspend(&mut ledger, &mut shelf, slot);
@@ -165,6 +167,34 @@ fn what_was_found_is_free_again_if_the_copy_fails_or_nobody_waits_for_it() {
         ledger.verify().unwrap();
         assert_eq!((free(&ledger), ledger.cached_blocks(), shelf.private()), (vec![20], 3, 0));
     }
+}
+
+#[test]
+fn what_is_computed_again_beside_others_comes_back_and_is_not_counted() {
+    let states = GroupKind::Recurrent(Snapshots { interval: 64, last: false });
+    let mut ledger = of_groups(&[GroupKind::Full, states]);
+    let tokens: Vec<Token> = (0..33).collect();
+    let other = claim(&mut ledger, prompt(&tokens));
+    forward(&mut ledger, other);
+    // No state is stored, so that nothing is found; but the eight blocks that are computed again are the other's then.
+    let slot = claim(&mut ledger, NewSequence { max_new_tokens: Some(12), ..prompt(&tokens) });
+    assert_eq!(needed(&mut ledger, slot), [9, 1]);
+    // 45 tokens are twelve blocks, of which four are its own in the end. Two forwards of four tokens need three at most,
+    // two of eight tokens five.
+    assert_eq!(remaining(&mut ledger, slot, 4, true), [4, 1]);
+    assert_eq!(remaining(&mut ledger, slot, 8, true), [5, 1]);
+    let mut fewest = 20;
+    while ledger.position(slot).unwrap().processed < 33 {
+        ledger.alloc(&[slot], &[8]).unwrap();
+        fewest = fewest.min(free(&ledger)[0]);
+        ledger.close_step();
+        ledger.step(&[slot], &[], None).unwrap();
+        // One at a time.
+    }
+    assert_eq!((fewest, free(&ledger)[0]), (20 - 9 - 2, 20 - 9 - 1));
+    ledger.release(&[other]).unwrap();
+    assert_eq!(free(&ledger)[0], 20 - 9);
+    assert_eq!(remaining(&mut ledger, slot, 8, true), [3, 0]);
 }
 
 #[test]
