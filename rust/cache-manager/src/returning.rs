@@ -98,8 +98,7 @@ impl Ledger {
         };
         let unit = |group: GroupId, block: usize| {
             let row = &suspension.rows[group.index()];
-            let held = row.shape.held().zip(&row.units);
-            held.into_iter().find(|(of, _)| *of == block).map(|(_, &unit)| unit)
+            row.shape.index(block as u32).and_then(|index| row.units.get(index).copied())
         };
         let kinds: SmallVec<[GroupKind; 4]> = self.config.groups.iter().map(|group| group.kind).collect();
         let most = limit.min(nodes.len()) as u32;

@@ -101,6 +101,12 @@ impl Shape {
     pub(crate) fn held(&self) -> impl Iterator<Item = usize> + use<> {
         (0..self.sinks as usize).chain(self.from as usize..self.blocks as usize)
     }
+
+    /// Which of them a block is.
+    pub(crate) fn index(&self, block: u32) -> Option<usize> {
+        let behind = (self.from..self.blocks).contains(&block).then(|| self.sinks + block - self.from);
+        (block < self.sinks).then_some(block).or(behind).map(|index| index as usize)
+    }
 }
 
 /// Where its KV is.
