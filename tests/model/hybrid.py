@@ -84,15 +84,13 @@ class Session(Forwards):
         for blocks, farthest in answers:
             found = blocks * self.page_size
             known = self.index.match_length(prefix, farthest) * self.page_size
-            assert known == found or (known < found and self.needs_none(found))
+            assert known == found or (known < found and not self.needs_last(found))
 
-    def needs_none(self, position: int) -> bool:
-        """Whether a request can go on from there without any block, as between two chunks."""
-        own = {position // self.page_size}
+    def needs_last(self, position: int) -> bool:
+        """Whether a request that goes on from there needs the block before: not so between two chunks."""
+        last = position // self.page_size - 1
         kinds = [group.kind for group in self.groups]
-        return not self.has_states and all(
-            needed_blocks(kind, position, self.page_size) == own for kind in kinds
-        )
+        return self.has_states or any(last in needed_blocks(kind, position, self.page_size) for kind in kinds)
 
     # What an engine does
 
