@@ -81,6 +81,8 @@ FULL: dict[str, Any] = {
     "attention_dp_events_gather_period_ms": 5,
 }
 """Every field with another value than its default, but for those that have to have it."""
+AS_BY_DEFAULT = {"enable_prefix_caching", "attention_dp_events_gather_period_ms"}
+"""Those: a tier needs prefix caching, and the period has one value that is allowed."""
 SHAPE: dict[str, Any] = {"n_kv_heads": 8, "head_dim": 128, "num_layers": 2}
 
 
@@ -123,10 +125,21 @@ def test_a_connector_may_be_given_by_the_name_of_its_type() -> None:
     )
 
 
-@pytest.mark.parametrize("field", FULL)
+@pytest.mark.parametrize("field", sorted(FULL.keys() - AS_BY_DEFAULT))
 def test_configurations_that_differ_in_one_field_are_not_equal(field: str) -> None:
-    if FULL[field] != DEFAULTS[field]:
-        assert KVCacheConfig(**(FULL | {field: DEFAULTS[field]})) != KVCacheConfig(**FULL)
+    assert KVCacheConfig(**(FULL | {field: DEFAULTS[field]})) != KVCacheConfig(**FULL)
+
+
+def test_a_configuration_without_prefix_caching_is_not_equal_to_one_with_it() -> None:
+    given = FULL | {"kv_connector_config": None}
+    assert KVCacheConfig(**(given | {"enable_prefix_caching": False})) != KVCacheConfig(**given)
+
+
+def test_the_fields_with_their_defaults_cannot_have_other_values_in_a_full_configuration() -> None:
+    assert {field for field in FULL if FULL[field] == DEFAULTS[field]} == AS_BY_DEFAULT
+    for field, other in (("enable_prefix_caching", False), ("attention_dp_events_gather_period_ms", 6)):
+        (said,) = refusals(**(FULL | {field: other}))
+        assert said.startswith(f"{field}={other}: must be {DEFAULTS[field]}")
 
 
 @pytest.mark.parametrize(

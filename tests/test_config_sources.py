@@ -172,6 +172,29 @@ def test_a_bad_value_is_told_with_where_it_comes_from(
     ]
 
 
+@pytest.mark.parametrize("place", ["cache.yaml", "cache.json", "environment", "flag", "python"])
+def test_a_bad_value_inside_another_is_told_by_its_full_name_with_where_it_comes_from(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = {"type": "rust_tiered", "num_disk_workers": 0}
+    argv: list[str] = []
+    given: dict[str, Any] = {}
+    match place:
+        case "cache.yaml" | "cache.json":
+            file, write = tmp_path / place, yaml.safe_dump if place.endswith("yaml") else json.dumps
+            file.write_text(write({"kv_connector_config": connector}))
+            argv, origin = ["--config", str(file)], f"from {file}"
+        case "environment":
+            origin = "from PAGEKEEPER_KV_CONNECTOR_CONFIG"
+            monkeypatch.setenv("PAGEKEEPER_KV_CONNECTOR_CONFIG", json.dumps(connector))
+        case "flag":
+            argv, origin = flags({"kv_connector_config": connector}), "from --kv-connector-config"
+        case _:
+            given, origin = {"kv_connector_config": connector}, "given in Python"
+    said = "kv_connector_config.num_disk_workers=0: must be a whole number from 1 to 2**31 - 1"
+    assert refused(argv, **given) == [f"{said} ({origin})"]
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

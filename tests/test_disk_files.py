@@ -29,6 +29,7 @@ from model.on_disk import (
 )
 from pagekeeper._native import DiskDirectory
 from pagekeeper.doctor import examine
+from pagekeeper.params import KVCacheQuantizationConfig
 
 # The directory.
 
@@ -172,6 +173,30 @@ def test_a_store_of_another_cache_is_refused_and_kept(
     closed(cache)
     with pytest.raises(ValueError, match=message):
         opened(tmp_path, **{**own, **changed})
+    assert opened(tmp_path, **own).serve(prompt_of(1, 3)) == 12
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        (None, "dtype is float8_e4m3fn \\+ bfloat16 there, float8_e4m3fn here"),
+        # As many bytes a page, in scales of another type, and in fewer ones of more bytes each:
+        (("float16", 4), "dtype is float8_e4m3fn \\+ bfloat16 there, float8_e4m3fn \\+ float16 here;"),
+        (("float32", 8), "page_shape is .* 1 x 2 x 4 x 1 x 4 there, .* 1 x 2 x 4 x 1 x 2 here"),
+        (("bfloat16", 8), "page_shape is .* 1 x 2 x 4 x 1 x 4 there, .* 1 x 2 x 4 x 1 x 2 here"),
+    ],
+)
+def test_a_store_of_values_with_other_scales_is_refused_and_kept(
+    tmp_path: Path, scales: tuple[str, int] | None, message: str
+) -> None:
+    shape: dict[str, Any] = {"dtype": "float8_e4m3fn", "head_dim": 16}
+    own = {**shape, "kvcache_quant_config": KVCacheQuantizationConfig("bfloat16", 4)}
+    changed = {**shape, "kvcache_quant_config": scales and KVCacheQuantizationConfig(*scales)}
+    cache = opened(tmp_path, **own)
+    cache.serve(prompt_of(1, 3))
+    closed(cache)
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path, **changed)
     assert opened(tmp_path, **own).serve(prompt_of(1, 3)) == 12
 
 

@@ -29,6 +29,11 @@ CROSS_HAPPENED = (
     *("out_of_window", "partial_hits", "page_copies", "preemptions", "forks", "overlapped", "chunks"),
     *("InsufficientBlocksError", "broken_off", "alone"),
 )
+LATENTS_HAPPENED = (
+    *("hits", "hits_with_placeholders", "reused_tokens", "partial_hits", "evictions", "page_copies", "forks"),
+    *("overlapped", "chunks", "preemptions", "InsufficientBlocksError"),
+    *("max of latents", "vllm of latents", "flashinfer of latents", "tensorrt of latents"),
+)
 TIERS_HAPPENED = (
     "loaded_blocks",
     "waits",
@@ -48,6 +53,16 @@ def test_attention_over_every_groups_tables_equals_dense_attention(
 ) -> None:
     happened = play(groups, 0, first_seed, 1000 if long_run else 24 if groups == 1 else 14)
     assert ONLY or [name for name in HAPPENED if not happened[name]] == []
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.usefixtures("one_thread")
+def test_attention_over_latents_equals_dense_attention(groups: int, first_seed: int, long_run: bool) -> None:
+    """What happens in a cache of latents alone happens to latents."""
+    happened = play(groups, 0, first_seed, 1000 if long_run else 24 if groups == 1 else 14, latents=True)
+    assert ONLY or [name for name in LATENTS_HAPPENED if not happened[name]] == []
+    assert not {"max", "vllm", "flashinfer", "tensorrt"} & happened.keys()
 
 
 @pytest.mark.timeout(1800)
@@ -85,15 +100,15 @@ def test_what_comes_back_from_host_and_disk_is_what_each_group_had(
 
 
 def play(
-    groups: int, states: int, first_seed: int, sessions: int, *, cross: int = 0, tiers: bool = False
+    groups: int, states: int, first_seed: int, sessions: int, *, cross: int = 0, **options: bool
 ) -> Counter[str]:
     """Plays so many sessions, and counts what happened."""
     seeds = [int(ONLY)] if ONLY else range(first_seed, first_seed + sessions)
     happened: Counter[str] = Counter()
     for seed in seeds:
-        session = Session(seed, groups, states, cross, tiers=tiers)
+        session = Session(seed, groups, states, cross, **options)
         try:
-            happened += session.run(calls=160 if tiers else 80)
+            happened += session.run(calls=160 if options.get("tiers") else 80)
         except Exception as error:
             calls = "\n".join(session.trace)
             error.add_note(

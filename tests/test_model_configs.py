@@ -47,24 +47,6 @@ def test_layers_read_the_tokens_that_the_model_card_says(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_an_fp8_cache_has_half_of_the_bytes(name: str) -> None:
-    real = MODELS[name]
-    groups = groups_of(real, dtype="float8_e4m3fn")
-    for group, told in attention_of(real).items():
-        assert groups[group].bytes_per_token == told.token_bytes(8)
-        if not isinstance(told, Latent) or not told.index:
-            assert groups[group].bytes_per_token * 2 == told.token_bytes(16)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_an_fp4_cache_has_a_scale_byte_for_each_16_values(name: str) -> None:
-    real = MODELS[name]
-    groups = groups_of(real, dtype="float4_e2m1fn")
-    for group, told in attention_of(real).items():
-        assert groups[group].bytes_per_token == told.token_bytes(bits=4 + 8 / 16)
-
-
 def divides(real: Real, degree: int) -> bool:
     """Whether so many shards can be made: each has whole heads, or one that others have too."""
     return all(
@@ -76,16 +58,26 @@ def divides(real: Real, degree: int) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_of_up_to_16_shards_has_its_part_of_the_heads_or_at_least_one(name: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    # one scale, a byte, for each 16 values of 4 bits
+    [("bfloat16", 16), ("float8_e4m3fn", 8), ("float4_e2m1fn", 4 + 8 / 16)],
+)
+def test_each_of_up_to_16_shards_has_its_part_of_the_heads_or_at_least_one_in_every_type(
+    name: str, dtype: str, bits: float
+) -> None:
     real = MODELS[name]
     possible = [degree for degree in DEGREES if divides(real, degree)]
     assert {1, 2, 4} & set(possible) >= ({1, 2} if name in ("Phi-4",) else {1, 2, 4})
     for degree in possible:
-        groups = groups_of(real, tensor_parallel_degree=degree)
-        for group, told in attention_of(real).items():
-            assert groups[group].bytes_per_token == told.token_bytes(16, degree)
-        for group, state in states_of(real).items():
-            assert groups[group].bytes_per_page == state.request_bytes(degree)
+        groups = groups_of(real, tensor_parallel_degree=degree, dtype=dtype)
+        expected = {
+            group: (told.token_bytes(bits, degree), told.token_bytes(bits, degree) * PAGE)
+            for group, told in attention_of(real).items()
+        } | {group: (0, state.request_bytes(degree)) for group, state in states_of(real).items()}
+        assert {
+            group: (params.bytes_per_token, params.bytes_per_page) for group, params in groups.items()
+        } == expected, f"{degree} shards"
 
 
 @pytest.mark.parametrize("name", MODELS)

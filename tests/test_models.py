@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from model.engine import claimed
+from pagekeeper import PagedKVCacheManager, load_kv_manager
 from pagekeeper.models import HuggingFaceModel, KeysAndValues, Layer
 from pagekeeper.params import (
     KVCacheQuantizationConfig,
@@ -15,6 +17,7 @@ from pagekeeper.params import (
     RecurrentKVCacheParams,
 )
 from pagekeeper.planning import plan_cache
+from pagekeeper.shares import with_layout
 from real_models import MODELS
 from small_configs import LLAMA, TOKEN, read
 
@@ -234,6 +237,37 @@ def test_a_stage_with_states_alone_has_no_bytes_a_token() -> None:
     params = real("Jamba-v0.1").to_params(layers=range(2), snapshot_interval=512)
     assert isinstance(params, RecurrentKVCacheParams)
     assert (params.num_layers, params.bytes_per_token, params.chunk_alignment_tokens) == (2, 0, 512)
+
+
+def test_case_148_a_stage_with_states_alone_is_planned_beside_a_mixed_one() -> None:
+    """Both have room for as many requests, and give them the same pages of states."""
+    model, served = real("Jamba-v0.1"), []
+    for stage in (range(2), range(2, 6)):
+        params = model.to_params(layers=stage, page_size=16, enable_prefix_caching=False)
+        params = with_layout(params, "paged")
+        plan = plan_cache(params, 2**30, 8, max_seq_len=4096)
+        kv = load_kv_manager(params, 8, 4096, None, 2**30, allocate_pools=False)
+        assert isinstance(kv, PagedKVCacheManager)
+        batch = [claimed(kv, range(100)) for _ in range(2)]
+        kv.alloc(batch, num_tokens=64)
+        states, *others = params if isinstance(params, MultiKVCacheParams) else [None]
+        served.append(
+            (
+                params.bytes_per_token,
+                list(plan.pages(4096).values()),
+                plan.fixed_bytes(4096),
+                kv.block_count(group=states).total,
+                [kv.get_cache_indices(ctx, states)[0] for ctx in batch],
+                [kv.get_cache_indices(ctx, group)[0] for group in others for ctx in batch],
+            )
+        )
+    # A layer's state is 8,192 x (3 + 16) values of 2 bytes, 311,296; a token has 2 x 8 x 128 of them in the
+    # one layer with attention. Each of 8 requests has one page of states, and no block before it another.
+    rows = [[0, 0, 0, 1], [0, 0, 0, 2]]
+    assert served == [
+        (0, [1], 2 * 311_296, 8, rows, []),
+        (4096, [1, 256], 3 * 311_296, 8, rows, [[1, 2, 3, 4], [5, 6, 7, 8]]),
+    ]
 
 
 def test_a_stage_has_what_its_layers_read_of_others() -> None:

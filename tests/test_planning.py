@@ -233,6 +233,32 @@ def test_what_grows_with_a_request_and_what_does_not_are_told_apart() -> None:
     assert plan.pages(1600)["full"] * 256 == 1600 * 16
 
 
+def test_the_capacity_at_each_length_is_what_fits_of_both() -> None:
+    """Case 144: n requests, if n x fixed and n x bytes a token x length are no more than the memory."""
+    memory, fixed = 2**20, 7 * 512
+    capacities = {}
+    for tokens in (160, 1600, 16_000):
+        plan = plan_cache(groups("jenga"), memory, 4, max_num_input_tokens=16, max_seq_len=tokens)
+        assert plan.fixed_bytes(tokens) == fixed
+        requests = capacities[tokens] = plan.concurrency(tokens)
+        assert (memory - requests * fixed) // (16 * tokens) >= requests
+        assert (memory - (requests + 1) * fixed) // (16 * tokens) < requests + 1
+    # Of 1,048,576 bytes each takes 3,584 + 2,560, or + 25,600, or + 256,000. That is no rate: in tokens it is
+    # 27,200, 56,000 and 64,000.
+    assert capacities == {160: 170, 1600: 35, 16_000: 4}
+
+
+def test_with_memory_of_their_own_the_group_with_the_least_room_counts_at_each_length() -> None:
+    """Case 144."""
+    params = groups("paged", state=states(kind=Recurrent(None, save_last_snapshot=False)))
+    plan = plan_cache(params, 2**20, 1000, max_num_input_tokens=16)
+    # 1,000 states and a null page are 64,064 bytes; two halves of the rest are 492,256: 1,922 pages of 256
+    # and 961 of 512, one of each of them null.
+    assert plan.num_pages == {"full": 1921, "sliding": 960, "state": 1000}
+    # 960 / 7 in the window, then 1,921 / 100 and 1,921 / 1,000
+    assert [plan.concurrency(tokens) for tokens in (160, 1600, 16_000)] == [137, 19, 1]
+
+
 @pytest.mark.parametrize(("caching", "pages"), [(True, 99), (False, 4 * 3)])
 def test_a_cache_that_keeps_nothing_has_no_more_pages_than_requests_can_take(
     caching: bool, pages: int

@@ -118,6 +118,20 @@ def test_a_block_that_begins_in_the_prompt_and_ends_behind_it_is_the_prompts() -
     assert priorities(kv, PROMPT[:8]) == [35, 80]
 
 
+@pytest.mark.parametrize(("range_of_all", "priority"), [((0, 6), 80), ((0, None), 80), ((1, 6), 35)])
+def test_a_block_that_is_longer_than_the_sequence_has_its_priority_once_it_is_full(
+    range_of_all: tuple[int, int | None], priority: int
+) -> None:
+    kv = cache(page_size=128)
+    prompt, retention = PROMPT[:6], kept(pk.TokenRangeRetention(*range_of_all, 80), decode_priority=10)
+    store(kv, prompt, retention=retention)
+    assert not any(isinstance(event, Stored) for event in kv.event_snapshot().events)  # no block is full
+    ctx = claimed(kv, prompt, retention=retention)
+    generate(kv, ctx, list(range(122)))
+    (block,) = (event for event in kv.event_snapshot().events if isinstance(event, Stored))
+    assert (len(block.hashes), block.priority) == (1, priority)
+
+
 def test_what_is_generated_is_medium_unless_a_retention_says_otherwise() -> None:
     kv = cache(default_retention_priority=50)
     ctx = claimed(kv, A, retention=whole(80))

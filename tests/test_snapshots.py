@@ -276,6 +276,8 @@ def test_case_58_of_snapshots_that_lie_behind_the_common_prefix_none_is_found(go
     taken_by_others(kv, gone)  # the one without a place first, then the shallow ones
     prompt = [*range(1500), *range(5000, 5700)]
     assert hit(kv, prompt) == found
+    # The next block is stored, as are all up to token 1,488: what lacks is a state.
+    assert kv.analyze_prefix_reuse(prompt).miss_reason == "no_snapshot"
     ctx = claimed(kv, prompt)
     kv.alloc(ctx, num_tokens=100)
     assert ctx.cached_prefix_length == found

@@ -56,9 +56,9 @@ def test_a_window_of_a_page_or_less_needs_the_last_block_alone(window: int, foun
     assert hit(kv, range(13)) == found
 
 
-@pytest.mark.parametrize(("gone", "found"), [(64, 0), (63, 2032)])
+@pytest.mark.parametrize(("gone", "found", "reason"), [(64, 0, "window"), (63, 2032, "never_stored")])
 def test_case_61_a_prompt_that_parts_in_the_last_block_needs_one_block_more_than_the_window(
-    gone: int, found: int
+    gone: int, found: int, reason: str
 ) -> None:
     # A window of 1,024 has 64 blocks of 16. With blocks 64 to 127 alone, the 63 before the border of 2,032
     # are one too few; block 63 holds token 1,009, the first that token 2,032 reads.
@@ -66,7 +66,9 @@ def test_case_61_a_prompt_that_parts_in_the_last_block_needs_one_block_more_than
     kv = grouped(kinds, {"full": 300, "window": 128}, page_size=16)
     store(kv, range(2048))
     evict(kv, gone)
-    assert hit(kv, [*range(2040), *range(9000, 9008)]) == found
+    prompt = [*range(2040), *range(9000, 9008), 9]  # what follows 2,032 is a full block
+    assert hit(kv, prompt) == found
+    assert kv.analyze_prefix_reuse(prompt).miss_reason == reason
 
 
 def test_case_62_sessions_that_take_turns_find_their_windows_though_room_is_short() -> None:

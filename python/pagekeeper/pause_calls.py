@@ -77,11 +77,14 @@ class PauseCalls:
     def resume(self, batch: Requests) -> list[KVConnectorTransfer]: ...
 
     def resume(self, batch: Batch) -> KVConnectorTransfer | list[KVConnectorTransfer]:
-        """Brings suspended requests back, on as many pages as they had, for all of `batch` or for none.
+        """Brings suspended requests back, for all of `batch` or for none.
 
-        A request waits until `poll_transfers` names it. It then stands where it stood when it was suspended,
-        with the same KV, its full blocks are shared again, and `alloc` plans its next forward. If the cache
-        was reset meanwhile it goes on alone, as requests do that hold pages through a reset.
+        A request takes the blocks of it that are stored on the device at once, and pages for the others, into
+        which they are copied; unless `on_duplicate` is "private", or the request stores nothing. It waits
+        until `poll_transfers` names it. It then stands where it stood when it was suspended, or further if
+        more of its prompt is stored than it had computed, with the same KV; its full blocks are shared again,
+        and `alloc` plans its next forward. If the cache was reset meanwhile it goes on alone, as requests do
+        that hold pages through a reset.
 
         If the copy fails or is cancelled the KV is lost: the request is named too, and computes all its
         tokens again, as after `preempt`.
@@ -91,7 +94,7 @@ class PauseCalls:
 
         Returns:
             A transfer of the copy, with its `id`: one for a context or a slot, one for each request of a
-            list or an array. It raises `KVLoadFailed` if the KV is lost.
+            list or an array. It may have no pages. It raises `KVLoadFailed` if the KV is lost.
 
         Raises:
             InsufficientBlocksError: no room now; names the first request that did not fit.

@@ -75,8 +75,8 @@ class SchedulerCalls:
         """Pages that the next forward of each request takes from those that are free.
 
         Each request of a batch counts for what it adds to those before it, so that the sum is the batch's;
-        ask for all at once. A request that waits for a load has its pages; one that is suspended needs what
-        `resume` takes.
+        ask for all at once. A request that waits for a load, or is on its way back, has its pages; one that
+        is suspended needs what `resume` takes now, and the forward behind that.
 
         Args:
             batch: the requests.
@@ -138,8 +138,12 @@ class SchedulerCalls:
         forgets it counts as many as it holds at one time, at most. A request of a `beam_width` counts for its
         beams until it is forked into them; then each counts for itself. Requests that share pages are counted
         best together: a scheduler that admits a request only if all that run and the new one fit
-        (`can_satisfy` of the sum) never runs out, provided that it plans at once what it admits, and prompts
-        as soon as they can be.
+        (`can_satisfy` of the sum) never runs out, provided that it plans at once what it admits, or resumes
+        it, and prompts as soon as they can be.
+
+        The sum is the most that the requests may hold at one time beside what they hold now, however they are
+        served: prompts cut anywhere up to `num_tokens`, drafts right or wrong. It is above that by at most a
+        page of each group for each beam of a request, and a huge page of each group that shares a slab.
 
         Args:
             batch: the requests.

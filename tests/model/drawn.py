@@ -30,25 +30,26 @@ LONGEST = 56
 
 @dataclass(frozen=True)
 class Layers:
-    """A group of layers: its name, None for the only one, what its tokens see, its heads and pages."""
+    """A group of layers: its name, None for the only one, what its tokens see, its heads and pages.
+
+    Of latents (MLA) the first `latent` elements of a key are the value; they have one KV head.
+    """
 
     name: str | None
     kind: Kind
     heads: int
     kv_heads: int
     pages: int
+    latent: int | None = None
 
-    def params(self, page_size: int, **common: Any) -> pk.MHAKVCacheParams:
-        kind: Any = kind_argument(self.kind)
-        return pk.MHAKVCacheParams(
-            dtype="float32",
-            n_kv_heads=self.kv_heads,
-            head_dim=HEAD_DIM,
-            num_layers=LAYERS,
-            page_size=page_size,
-            devices=["cpu"],
-            kind=kind,
-            **common,
+    def params(self, page_size: int, **common: Any) -> pk.MHAKVCacheParams | pk.MLAKVCacheParams:
+        given: dict[str, Any] = {"dtype": "float32", "num_layers": LAYERS, "page_size": page_size}
+        given |= {"devices": ["cpu"], "kind": kind_argument(self.kind)} | common
+        if self.latent is None:
+            return pk.MHAKVCacheParams(n_kv_heads=self.kv_heads, head_dim=HEAD_DIM, **given)
+        rope = HEAD_DIM - self.latent
+        return pk.MLAKVCacheParams(
+            kv_lora_rank=self.latent, qk_rope_head_dim=rope, num_q_heads=self.heads, **given
         )
 
 
@@ -74,13 +75,21 @@ class Drawn:
         states: how many groups with states, beside them.
         cross: how many groups of cross attention.
         tiers: whether there are tiers in Rust beyond the device, a small host, and perhaps a disk.
+        latents: whether the groups with attention keep latents.
     """
 
     def __init__(
-        self, seed: int, groups: int, states: int = 0, cross: int = 0, *, tiers: bool = False
+        self,
+        seed: int,
+        groups: int,
+        states: int = 0,
+        cross: int = 0,
+        *,
+        tiers: bool = False,
+        latents: bool = False,
     ) -> None:
         self.random = random.Random(seed)
-        self.tiers = tiers
+        self.tiers, self.latents = tiers, latents
         choose: Any = self.random.choice
         self.page_size = choose([1, 2, 3, 4, 8])
         unnamed = groups == 1 and not states and not cross and choose([True, False])
@@ -134,8 +143,15 @@ class Drawn:
         most = max(len(needed_blocks(kind, n, self.page_size)) for n in range(LONGEST + 1))
         room = self.random.randint(1, most if self.tiers else 2 * most)
         pages = most + room + choose([1, 3, 12 // self.page_size])
+        return Layers(name, kind, **self.heads(), pages=pages)
+
+    def heads(self) -> dict[str, Any]:
+        """Of queries and KV; latents have one of KV, and one or more values of it may be for positions."""
+        choose: Any = self.random.choice
+        if self.latents:
+            return {"heads": choose([1, 2, 4]), "kv_heads": 1, "latent": choose([2, 3, HEAD_DIM])}
         kv_heads = choose([1, 2])
-        return Layers(name, kind, kv_heads * choose([1, 2]), kv_heads, pages)
+        return {"heads": kv_heads * choose([1, 2]), "kv_heads": kv_heads}
 
     def state_group(self, name: str) -> States:
         choose: Any = self.random.choice
@@ -150,10 +166,7 @@ class Drawn:
         """Room for one encoder's tokens, or for those of a batch."""
         choose: Any = self.random.choice
         most = max(Cross().lasting(given.length, self.page_size) for given in self.inputs)
-        kv_heads = choose([1, 2])
-        return Layers(
-            name, Cross(), kv_heads * choose([1, 2]), kv_heads, most * choose([1, 3, MAX_BATCH + 1])
-        )
+        return Layers(name, Cross(), **self.heads(), pages=most * choose([1, 3, MAX_BATCH + 1]))
 
     def tier_options(self) -> dict[str, Any]:
         """A host of a few dozen units, whose order and size make it lose some of what is stored."""

@@ -171,21 +171,27 @@ class Forwards(Drawn):
         query, key, value, dense = [], [], [], []
         for one, count in zip(batch, counts, strict=True):
             prefixes = prefix_values(group.name, one.atoms(one.launched))
-            keys, values = (random_vectors(prefixes, field, group.kv_heads) for field in (1, 2))
+            keys, values = keys_and_values(group, prefixes)
             queries = random_vectors(prefixes[-count:], 3, group.heads)
             dense.append(dense_in_float64(queries, keys, values, group.kind))
             query.append(queries)
             key.append(keys[-count:])
             value.append(values[-count:])
         writer = self.random.choice(list(tables))
-        write_kv(layer_kv, flat(key), flat(value), tables[writer], query_start_loc=starts)
+        values_too = None if group.latent else flat(value)
+        write_kv(layer_kv, flat(key), values_too, tables[writer], query_start_loc=starts)
         for form, of_form in tables.items():
             output = paged_attention(
-                flat(query), layer_kv, of_form, query_start_loc=starts, **mask_arguments(group.kind)
+                flat(query),
+                layer_kv,
+                of_form,
+                query_start_loc=starts,
+                v_head_dim=group.latent,
+                **mask_arguments(group.kind),
             )
             worst = np.abs(output.numpy() - np.concatenate(dense)).max()
             assert worst <= TOLERANCE, f"{group}, written by {writer}, read by {form}: {worst}"
-            self.counts[form] += 1
+            self.counts[f"{form} of latents" if group.latent else form] += 1
 
     def encode(self, group: Layers, batch: Sequence[Live], tables: dict[str, CrossTables]) -> None:
         """Encoders run for those who have no KV of theirs yet: with the first forward."""
@@ -198,11 +204,11 @@ class Forwards(Drawn):
         for one in first:
             one.encoded[group.name] = self.row(one, group)
         prefixes = np.concatenate([encoder_values(group, one) for one in first])
-        key, value = (random_vectors(prefixes, field, group.kv_heads) for field in (1, 2))
+        key, value = map(torch.from_numpy, keys_and_values(group, prefixes))
         of_form = self.random.choice(list(tables.values()))
         written = replace(of_form, encoder_lens=np.where(new, of_form.encoder_lens, 0))
         layer_kv = self.kv.get_buffers(LAYER, group=group.name)
-        write_kv(layer_kv, torch.from_numpy(key), torch.from_numpy(value), written)
+        write_kv(layer_kv, key, None if group.latent else value, written)
 
     def attend_to_encoders(
         self, group: Layers, batch: Sequence[Live], tables: dict[str, CrossTables]
@@ -212,14 +218,13 @@ class Forwards(Drawn):
         for one in batch:
             prefixes = prefix_values(group.name, one.atoms(one.launched))[-one.ctx.active_length :]
             query.append(random_vectors(prefixes, 3, group.heads))
-            keys, values = (
-                random_vectors(encoder_values(group, one), field, group.kv_heads) for field in (1, 2)
-            )
+            keys, values = keys_and_values(group, encoder_values(group, one))
             attended = dense_in_float64(query[-1], keys, values, Everything()) if one.given else 0
-            dense.append(np.broadcast_to(attended, query[-1].shape))
+            dense.append(np.broadcast_to(attended, (*query[-1].shape[:2], values.shape[2])))
+        layer_kv = self.kv.get_buffers(LAYER, group=group.name)
         for form, of_form in tables.items():
             assert of_form.encoder_lens.tolist() == [one.encoder_length for one in batch]
-            output = paged_attention(flat(query), self.kv.get_buffers(LAYER, group=group.name), of_form)
+            output = paged_attention(flat(query), layer_kv, of_form, v_head_dim=group.latent)
             worst = np.abs(output.numpy() - np.concatenate(dense)).max()
             assert worst <= TOLERANCE, f"{group}, read by {form}: {worst}"
         rows = [tuple(self.row(one, group)) for one in batch if one.given]
@@ -253,6 +258,12 @@ def encoder_values(group: Layers, one: Live) -> np.ndarray:
     """What the KV of each of an encoder's tokens depends on."""
     number = one.given.number if one.given else 0
     return prefix_values((group.name, number), range(one.encoder_length))
+
+
+def keys_and_values(group: Layers, prefixes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Those of tokens with these prefixes: [len(prefixes), KV heads, elements]."""
+    keys = random_vectors(prefixes, 1, group.kv_heads)
+    return keys, keys[..., : group.latent] if group.latent else random_vectors(prefixes, 2, group.kv_heads)
 
 
 def random_vectors(prefixes: np.ndarray, field: int, heads: int) -> np.ndarray:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
-from model.windows import Cross, Kind, Lasting, Recurrent, needed_blocks
+from model.windows import Cross, Full, Kind, Lasting, Recurrent, needed_blocks
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,16 @@ class Life:
         rows: its page of each block in each group; 0 for none.
         context: tokens that are computed without drafts.
         longest: tokens that it has in the end.
-        hit: blocks that it finds with its next forward, 0 for nothing.
+        hit: blocks that it finds with its next forward, or when it comes back; 0 for nothing.
         found: of each group, the pages of those that it takes.
         copied: of each group, whether the page that its next forward first writes to is another's too.
+        twins: of each group, the stored pages of blocks that it has not stored.
+        back: if it is set aside and holds nothing now, the pages of each group that it comes back to.
     """
 
     name: Hashable
     now: Moment
-    rows: list[list[int]]
+    rows: list[list[Any]]
     context: int
     longest: int
     drafts: int = 0
@@ -69,6 +72,12 @@ class Life:
     hit: int = 0
     found: list[dict[int, int]] = field(default_factory=list)
     copied: list[bool] = field(default_factory=list)
+    twins: list[dict[int, int]] = field(default_factory=list)
+    back: list[frozenset[Hashable]] | None = None
+
+    def holds(self, group: int) -> frozenset[Hashable]:
+        """Its pages of a group now."""
+        return frozenset() if self.back else frozenset(page for page in self.rows[group] if page)
 
 
 @dataclass
@@ -80,15 +89,19 @@ class Service:
     chunk: int
     steps: int
     publishes: bool = True
+    whole_prompts: bool = False
+    """Whether pages for all of a prompt are taken at once, where a group keeps everything."""
 
     def most_taken(self, batch: Sequence[Life], group: int, outside: set[int]) -> int:
         """Pages that the batch takes from what is free, at most; others hold those that are `outside`."""
-        now = [frozenset[Hashable](page for page in life.rows[group] if page) for life in batch]
+        now = [life.holds(group) for life in batch]
         held = frozenset[Hashable]().union(*now) - outside
         ways = [self.holdings(life, group) for life in batch]
         for life, pages, sets in zip(batch, now, ways, strict=True):
             if not life.hit or not sets:  # who finds something is served at once
                 sets.add(pages)
+            if life.back:
+                sets.add(life.back[group])
         seen = [frozenset[Hashable]().union(*sets) for sets in ways]
         common = {
             page
@@ -131,7 +144,10 @@ class Service:
     def _blocks(self, life: Life, group: int, kind: Kind, moment: Moment) -> frozenset[Hashable]:
         size, row = self.page_size, life.rows[group]
         start = moment.settled
-        end = -(-self._reach(life, moment) // size)
+        reach = self._reach(life, moment)
+        if self.whole_prompts and isinstance(kind, Full):
+            reach = max(reach, life.context)
+        end = -(-reach // size)
         blocks = {block for block in needed_blocks(kind, start, size) if block < end}
         blocks |= set(range(start // size, end))
         blocks |= {block for block in range(start // size, len(row)) if row[block]}
@@ -141,6 +157,8 @@ class Service:
             page = row[block] if block < len(row) else 0
             if block < life.hit and block in life.found[group]:
                 page = life.found[group][block]
+            elif isinstance(kind, Full) and block < moment.settled // size and block in life.twins[group]:
+                page = life.twins[group][block]
             elif block == first and life.copied[group]:
                 page = 0
             pages.add(page or ("page", life.name, block))

@@ -130,6 +130,12 @@ def _flag(name: str) -> str:
     help="Tokens that an encoder makes for each request.  [default: the model's]",
 )
 @click.option(
+    "--snapshot-interval",
+    type=_POSITIVE,
+    metavar="TOKENS",
+    help="Tokens between two snapshots of states.  [default: at the ends of prompts alone]",
+)
+@click.option(
     "--lengths",
     metavar="TOKENS,...",
     help="Lengths of requests to tell of.  [default: some, and the longest]",
@@ -147,6 +153,7 @@ def plan(
     max_num_input_tokens: int,
     draft_tokens: int,
     encoder_length: int | None,
+    snapshot_interval: int | None,
     lengths: str | None,
     config: str | None,
     as_json: bool,
@@ -162,7 +169,7 @@ def plan(
         raise click.UsageError("--weights goes with --memory")
     try:
         read = HuggingFaceModel.read(model)
-        params, utilization = _configured(read, tp, config, settings)
+        params, utilization = _configured(read, config, settings, tp, snapshot_interval)
         longest = max_model_len or read.max_position_embeddings
         if longest is None:
             raise click.UsageError("--max-model-len: missing, the configuration does not say it")
@@ -197,17 +204,24 @@ def plan(
 
 
 def _configured(
-    model: HuggingFaceModel, devices: int, file: str | None, settings: dict[str, str | None]
+    model: HuggingFaceModel,
+    file: str | None,
+    settings: dict[str, str | None],
+    devices: int,
+    snapshot_interval: int | None,
 ) -> tuple[KVCacheParams | MultiKVCacheParams, float]:
     """The parameters of the model's cache, and the part of the memory that may be used."""
     argv = [] if file is None else ["--config", file]
     argv += [f"{_flag(name)}={text}" for name, text in settings.items() if text is not None]
     if not argv and not any(variable.upper().startswith("PAGEKEEPER_") for variable in os.environ):
-        return model.to_params(tensor_parallel_degree=devices), DEVICE_MEMORY_UTILIZATION
+        params = model.to_params(tensor_parallel_degree=devices, snapshot_interval=snapshot_interval)
+        return params, DEVICE_MEMORY_UTILIZATION
     from pagekeeper.cache_config import KVCacheConfig
 
     config = KVCacheConfig.from_args(argv)
-    params = config.to_model_params(model, tensor_parallel_degree=devices)
+    params = config.to_model_params(
+        model, tensor_parallel_degree=devices, snapshot_interval=snapshot_interval
+    )
     return params, config.device_memory_utilization
 
 
@@ -261,6 +275,8 @@ def _summary(planned: PlanReport) -> RenderableType:
     ]
     for note in planned.notes:
         parts += ["", Text(f"Note: {note}", "yellow")]
+    for warning in planned.warnings:
+        parts += ["", Text(f"Warning: {warning}.", "yellow")]
     return Group(*parts, "", _verdict(planned))
 
 

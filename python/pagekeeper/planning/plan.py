@@ -11,6 +11,7 @@ from pagekeeper.groups import Groups
 from pagekeeper.params import FullAttention, KVCacheParams, MultiKVCacheParams
 from pagekeeper.params.checks import finite_number, whole_number
 from pagekeeper.planning.demand import LONGEST, Demand
+from pagekeeper.planning.reuse import reuse_warnings
 from pagekeeper.shares import lasting_pages, least_bytes, shares_of, warn_of_max_tokens
 from pagekeeper.slabs import GroupMemory
 
@@ -113,6 +114,11 @@ class CachePlan:
         if isinstance(self.params, MultiKVCacheParams):
             return dict(self.params)
         return {self.params.kind.type: self.params}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What serves worse than users may expect, as sentences: prefixes that are found in large steps."""
+        return reuse_warnings(self.groups)
 
     @property
     def num_pages(self) -> dict[str, int]:

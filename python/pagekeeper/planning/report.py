@@ -104,6 +104,7 @@ class PlanReport:
         model_type: the model's type.
         is_known: whether the type is known.
         notes: what was assumed of the model.
+        warnings: what serves worse than may be expected.
         devices: among how many devices it is divided.
         page_size: tokens of a page.
         max_seq_len: tokens of the longest request.
@@ -125,6 +126,7 @@ class PlanReport:
     model_type: str
     is_known: bool
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
     devices: int
     page_size: int
     max_seq_len: int
@@ -187,6 +189,7 @@ def report(
         model_type=model.model_type,
         is_known=model.is_known,
         notes=model.notes,
+        warnings=plan.warnings,
         devices=devices,
         page_size=params.page_size,
         max_seq_len=max_seq_len,

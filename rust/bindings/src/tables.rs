@@ -2,7 +2,7 @@
 
 use crate::batch::{one_slot_of, slots_of};
 use crate::ledger::Ledger;
-use crate::tokens::positions_from;
+use crate::tokens::{borrowed, positions_from};
 use block_pool::GroupId;
 use cache_manager::{FlashInferTables, LedgerError, OffsetTable, SlotId, VarlenTables};
 use numpy::{PyArray1, PyReadwriteArray1, PyReadwriteArray2, PyReadwriteArray3, PyUntypedArrayMethods};
@@ -51,6 +51,9 @@ impl Ledger {
         group: GroupId,
         write: impl FnOnce(&mut cache_manager::Ledger, &[SlotId]) -> Result<(), LedgerError>,
     ) -> PyResult<BatchShape> {
+        if let Ok(array) = batch.cast::<PyArray1<i32>>() {
+            borrowed(array, "batch")?; // unless it lies in the tables' memory
+        }
         let slots = slots_of(batch, &self.shared, false)?;
         if slots.len() > self.max_batch_size {
             return Err(PyValueError::new_err(format!(

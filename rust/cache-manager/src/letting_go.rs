@@ -92,7 +92,8 @@ impl Ledger {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             sequence.drop_steps_out(launched);
             drop_load(sequence, &self.config, &mut self.pools, &self.tree);
-            self.units_let_go.extend(drop_suspension(sequence, &mut self.pools));
+            let units = drop_suspension(sequence, &self.config, &mut self.pools, &self.tree);
+            self.units_let_go.extend(units);
             sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, current);
             start_over(sequence, &mut self.tree, current);
             self.counters.preemptions += 1;
@@ -144,7 +145,8 @@ impl Ledger {
         // Nothing else can be delivered under this slot: also results of the open step are dropped.
         sequence.drop_steps_out(Step(u32::MAX));
         drop_load(&mut sequence, &self.config, &mut self.pools, &self.tree);
-        self.units_let_go.extend(drop_suspension(&mut sequence, &mut self.pools));
+        let units = drop_suspension(&mut sequence, &self.config, &mut self.pools, &self.tree);
+        self.units_let_go.extend(units);
         sequence.give_back(0, 0, &self.config, &mut self.pools, &mut self.tree, self.epoch);
         if sequence.epoch == self.epoch {
             self.tree.release_namespace(sequence.namespace);

@@ -13,6 +13,7 @@ use crate::page_copies::Leaving;
 use crate::partial::{Partial, TakenOver};
 use crate::planning::{Change, Forward, blocks_behind};
 use crate::probe::PrefixWalk;
+use crate::returning::Return;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use crate::suspension::Stage;
@@ -40,6 +41,8 @@ pub(crate) struct Next {
     pub(crate) hit_end: u32,
     /// The block behind the hit that it goes on from a part of.
     pub(crate) part: Option<Partial>,
+    /// How it comes back, if it is set aside.
+    pub(crate) back: Option<Box<Return>>,
     /// Its next forward; `None`: it computes nothing more.
     pub(crate) forward: Option<Forward>,
     /// Most tokens of a forward.
@@ -218,9 +221,10 @@ impl Ledger {
     ) -> Result<Next, LedgerError> {
         let (page_size, epoch) = (self.config.page_size, self.epoch);
         let most = self.config.most_tokens(bound);
+        let back = self.look_back(slot).map(Box::new);
         let sequence = self.slots.get_mut(slot).ok_or(LedgerError::UnknownSlot(slot))?;
-        let mut next = Next { slot, hit: Hit::NONE, hit_end: 0, part: None, forward: None, most };
-        let mut position = sequence.arrival(page_size);
+        let mut position = back.as_ref().map_or_else(|| sequence.arrival(page_size), |back| back.processed);
+        let mut next = Next { slot, hit: Hit::NONE, hit_end: 0, part: None, back, forward: None, most };
         if sequence.is_here() && sequence.reads(&self.config, epoch) && position < sequence.prompt_end {
             let limit = sequence.hash_reusable(page_size);
             let (config, tree) = (&self.config, &self.tree);
@@ -233,6 +237,19 @@ impl Ledger {
             if self.config.reuses_partly() {
                 let (config, nodes, taken) = (&self.config, found.nodes(&next.hit), TakenOver::default());
                 next.part = Partial::find(config, &self.tree, &self.pools, sequence, nodes, position, &taken);
+                position += next.part.map_or(0, |part| part.run);
+            }
+        }
+        if let Some(back) = &next.back
+            && self.config.reuses_partly()
+            && position < sequence.prompt_end
+            && sequence.reads(&self.config, epoch)
+        {
+            let (config, block, taken) = (&self.config, position / page_size, TakenOver::default());
+            let is_new = config.of_blocks().all(|group| back.rows[group.index()].shape.blocks <= block);
+            if is_new {
+                next.part =
+                    Partial::find(config, &self.tree, &self.pools, sequence, &back.nodes, position, &taken);
                 position += next.part.map_or(0, |part| part.run);
             }
         }
@@ -266,12 +283,21 @@ impl Ledger {
         covered: u32,
         leaving: &mut Leaving,
     ) -> u32 {
-        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return 0 };
+        let returned = self.pages_to_return(next, group);
+        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else {
+            return returned;
+        };
         let page_size = self.config.page_size;
-        if !self.config.kind(group).has_blocks() {
-            return self.needed_states(next, found, group, covered > forward.reach, leaving);
+        if self.config.kind(group).lasts() {
+            return self.needed_to_last(sequence, group);
         }
-        let held = sequence.blocks_held(group, page_size).max(next.hit_end);
+        if self.config.kind(group).is_recurrent() {
+            return returned + self.needed_states(next, found, group, covered > forward.reach, leaving);
+        }
+        let held = match &next.back {
+            Some(back) => back.rows[group.index()].shape.blocks,
+            None => sequence.blocks_held(group, page_size).max(next.hit_end),
+        };
         let copies = u32::from(self.copies_first(sequence, group, forward.start, leaving));
         let beams = sequence.for_other_beams(self.config.kind(group), forward.start, covered, page_size);
         let (mut claimed, mut given_back, mut taken_over) = (0, 0, 0);
@@ -286,8 +312,16 @@ impl Ledger {
                 given_back += 1;
             }
         });
-        let new = blocks_behind(held + taken_over, covered, page_size) + sequence.pages_to_return(group);
+        let new = blocks_behind(held + taken_over, covered, page_size) + returned;
         beams.saturating_add(new + copies + claimed).saturating_sub(given_back)
+    }
+
+    /// Pages of a group that a request takes from what is free to come back from where it was set aside.
+    pub(crate) fn pages_to_return(&mut self, next: &Next, group: GroupId) -> u32 {
+        let Some(row) = next.back.as_ref().map(|back| &back.rows[group.index()]) else { return 0 };
+        let pool = &mut self.pools[group];
+        let idle = row.stored().filter(|&(_, page)| pool.is_evictable(page) && pool.mark(page));
+        idle.count() as u32 + row.taken()
     }
 
     /// Whether the request gets a copy of the page that its next forward first writes to.
@@ -342,7 +376,7 @@ impl Sequence {
     pub(crate) fn blocks_held(&self, group: GroupId, page_size: u32) -> u32 {
         let held = self.row(group).pages.len() as u32;
         match (&self.suspension, &self.load) {
-            (Some(suspension), _) => suspension.rows[group.index()].blocks,
+            (Some(suspension), _) => suspension.rows[group.index()].shape.blocks,
             (None, Some(load)) => {
                 held.max(self.arrival(page_size) / page_size) + load.rows[group.index()].rest.len() as u32
             }
@@ -354,7 +388,7 @@ impl Sequence {
     pub(crate) fn pages_to_return(&self, group: GroupId) -> u32 {
         match &self.suspension {
             Some(suspension) if !matches!(suspension.stage, Stage::Returning(..)) => {
-                suspension.rows[group.index()].pages()
+                suspension.rows[group.index()].shape.pages()
             }
             _ => 0,
         }

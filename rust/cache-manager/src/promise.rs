@@ -207,6 +207,7 @@ impl Ledger {
             hit: Hit::NONE,
             hit_end: plan.filter(|plan| !plan.hit().is_empty()).map_or(0, |plan| plan.start / page_size),
             part: None,
+            back: None,
             forward: goes_on.then(|| sequence.forward(start, most)),
             most,
         }

@@ -1,12 +1,14 @@
 //! What forwards take in groups whose pages hold states, or last, as schedulers ask.
 
-use crate::groups::{GroupKind, last_boundary};
+use crate::groups::{GroupKind, last_boundary, state_block};
 use crate::hits::Found;
 use crate::ledger::Ledger;
 use crate::needs::Next;
 use crate::page_copies::Leaving;
 use crate::planning::Change;
+use crate::returning::Return;
 use crate::sequence::Sequence;
+use crate::to_completion::Share;
 use block_pool::GroupId;
 
 impl Ledger {
@@ -21,10 +23,14 @@ impl Ledger {
     ) -> u32 {
         let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return 0 };
         let beams = sequence.beams.max(1) - 1;
-        if self.config.kind(group).lasts() {
-            return self.needed_to_last(sequence, group);
-        }
-        let copies = self.goes_on_from_copy(sequence, group, forward.start, !next.hit.is_empty(), leaving);
+        let copies = if sequence.suspension.is_some() {
+            self.keeps_state(next, group)
+        } else {
+            let from_hit = !next.hit.is_empty();
+            // Who waits for a load has the page for the copy.
+            sequence.load.is_none()
+                && self.goes_on_from_copy(sequence, group, forward.start, from_hit, leaving)
+        };
         let again = two_steps && self.is_snapshot(sequence, group, forward.end);
         let mut pages = i64::from(Ledger::new_state(forward.start) + u32::from(copies) + u32::from(again));
         let change = Change { sequence, hit: &next.hit, start: forward.start, part: None };
@@ -34,50 +40,113 @@ impl Ledger {
         beams + u32::try_from(pages).unwrap_or(0)
     }
 
-    /// Pages that a request takes from what is free until it ends, beside those that only it has: at one time it has the
-    /// live page, and the state that each step out went on from, if that is kept.
-    pub(crate) fn states_to_completion(&self, next: &Next, group: GroupId, two_steps: bool) -> u32 {
-        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return 0 };
-        if self.config.kind(group).lasts() {
-            return self.needed_to_last(sequence, group);
-        }
-        // Two steps in a row both go on from kept states only in the prompt: others are of a token.
-        let oldest = sequence.steps_out.first().map_or(forward.start, |out| out.start);
-        let in_a_row = oldest < sequence.prompt_end || self.config.page_size == 1;
-        let steps =
-            if in_a_row { (1 + u32::from(two_steps)).max(sequence.steps_out.len() as u32) } else { 1 };
-        let keeps = !next.hit.is_empty() || self.will_keep(sequence, group, forward.start);
-        let pool = &self.pools[group];
-        let held = sequence.row(group).held();
-        let own = held.clone().filter(|&(_, page)| pool.refs(page) == 1 && pool.pins(page) == 0);
-        // What is kept now stays until the results of those that are out.
-        let most = (1 + u32::from(keeps) * steps).max(held.clone().count() as u32);
-        (sequence.beams.max(1) - 1 + most).saturating_sub(own.count() as u32)
+    /// Whether the state that the next forward of a request goes on from stays while that is out.
+    pub(crate) fn keeps_state(&self, next: &Next, group: GroupId) -> bool {
+        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return false };
+        let start = forward.start;
+        let page = sequence.row(group).page(state_block(start, self.config.page_size) as usize);
+        let found = |back: &Return| back.rows[group.index()].stored().next().is_some();
+        let known = page.is_some_and(|page| self.pools[group].node(page).is_some())
+            || next.back.as_deref().is_some_and(found);
+        start > 0 && (!next.hit.is_empty() || known || self.is_snapshot(sequence, group, start))
     }
 
-    /// Whether a forward from token `start` on, or a later one, goes on from a state that is kept for others.
-    fn will_keep(&self, sequence: &Sequence, group: GroupId, start: u32) -> bool {
-        let GroupKind::Recurrent(snapshots) = self.config.kind(group) else { return false };
-        let last_start = sequence.most_tokens(&self.config) - 1;
-        let multiple = last_start.checked_div(snapshots.interval).map(|count| count * snapshots.interval);
-        let boundary = snapshots.last.then(|| last_boundary(sequence.prompt_end, self.config.page_size));
-        self.publishes(sequence)
-            && [multiple, boundary]
-                .into_iter()
-                .flatten()
-                .any(|at| at > 0 && (start..=last_start).contains(&at))
+    /// The most states that a request will have at one time while a forward to come is out, without those it has with
+    /// others and with them: the live one, and those that the forwards out go on from, if they are kept.
+    pub(crate) fn state_peaks(
+        &self,
+        next: &Next,
+        group: GroupId,
+        two_steps: bool,
+        share: &Share,
+    ) -> (u32, u32) {
+        let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else {
+            return (0, 0);
+        };
+        let (page_size, start) = (self.config.page_size, forward.start);
+        let with_others = |start: u32| share.with_others.contains(&state_block(start, page_size));
+        let (mut most, mut peak) = (0, 0);
+        let mut at = |kept: u32, shared: u32| {
+            most = most.max(sequence.beams.max(1) + kept - shared);
+            peak = peak.max(sequence.beams.max(1) + kept);
+        };
+        let first = u32::from(self.keeps_state(next, group));
+        let first_shared = first * u32::from(with_others(start));
+        // The newest forward that is out now may be still; where the request moves to a hit, none is.
+        let before = sequence.steps_out.last().filter(|_| two_steps && next.hit.is_empty());
+        let before = before.map(|out| out.start).filter(|&start| {
+            start > 0
+                && start.is_multiple_of(page_size)
+                && sequence.row(group).page(state_block(start, page_size) as usize).is_some()
+        });
+        let before_shared = u32::from(before.is_some_and(with_others));
+        at(u32::from(before.is_some()) + first, before_shared + first_shared);
+
+        let Some(kept) = self.kept_states(sequence, group) else { return (most, peak) };
+        let later = kept.next(start + 1);
+        at(u32::from(later.is_some()), 0);
+        if !two_steps {
+            return (most, peak);
+        }
+        // A forward goes from one kept state to the next: of several tokens only as far as they are given.
+        let given = sequence.prompt_end.max(sequence.len());
+        let reaches = |from: u32, to: u32| to == from + 1 || to - from <= next.most && to <= given;
+        if later.is_some_and(|later| reaches(start, later)) {
+            at(first + 1, first_shared);
+        }
+        // They lie as near to each other as the first ones, or as those around the end of the prompt.
+        let around_end = kept.boundary.saturating_sub(kept.interval).max(start + 1);
+        for from in [start + 1, around_end] {
+            let mut state = kept.next(from);
+            for _ in 0..2 {
+                let following = state.and_then(|state| kept.next(state + 1));
+                if state.zip(following).is_some_and(|(from, to)| reaches(from, to)) {
+                    at(2, 0);
+                }
+                state = following;
+            }
+        }
+        (most, peak)
+    }
+
+    /// After which tokens states of a request are kept for others, if any are.
+    fn kept_states(&self, sequence: &Sequence, group: GroupId) -> Option<KeptStates> {
+        let GroupKind::Recurrent(snapshots) = self.config.kind(group) else { return None };
+        self.publishes(sequence).then(|| KeptStates {
+            interval: snapshots.interval,
+            boundary: if snapshots.last {
+                last_boundary(sequence.prompt_end, self.config.page_size)
+            } else {
+                0
+            },
+            end: sequence.most_tokens(&self.config),
+        })
     }
 
     /// Pages that a request takes once, if it has not. To work in each of its beams has some; what an encoder made is for
     /// all of them.
     pub(crate) fn needed_to_last(&self, sequence: &Sequence, group: GroupId) -> u32 {
         let kind = self.config.kind(group);
-        let own = if sequence.row(group).pages.is_empty() {
-            kind.lasting(sequence.encoder, self.config.page_size)
-        } else {
-            0
-        };
+        let has_some = sequence.all_pages(group).next().is_some();
+        let own = if has_some { 0 } else { kind.lasting(sequence.encoder, self.config.page_size) };
         let beams = if kind == GroupKind::Scratch { sequence.beams.max(1) - 1 } else { 0 };
         own + beams
+    }
+}
+
+/// After which tokens states are kept: multiples of `interval`, and `boundary`, where these are not 0, before the token
+/// `end`.
+struct KeptStates {
+    interval: u32,
+    boundary: u32,
+    end: u32,
+}
+
+impl KeptStates {
+    /// The first that is kept after at least `from` tokens, of which there is one.
+    fn next(&self, from: u32) -> Option<u32> {
+        let multiple = from.div_ceil(self.interval.max(1)).saturating_mul(self.interval);
+        let kept = [multiple, self.boundary].into_iter().filter(|at| (from..self.end).contains(at));
+        kept.min()
     }
 }

@@ -1,21 +1,23 @@
-//! Suspension: a request lets go of its pages, and its KV waits in private units of a tier until it comes back.
+//! Suspension: a request lets go of its pages, and its KV waits in private units of a tier until it comes back
+//! (`returning`).
 //!
 //! A suspended request is leaving while its pages are copied out, away, or returning while they are copied in. It
 //! keeps its tokens and holds nothing on the device, so its blocks stay in the tree like those of a request
-//! that was preempted. It comes back to where it stood, on other pages, and its blocks are published again. When
-//! a copy failed its KV is lost: it computes all its tokens again, as after [`Ledger::preempt`].
+//! that was preempted. It comes back to where it stood, or further, on other pages, and its blocks are published
+//! again. When a copy failed its KV is lost: it computes all its tokens again, as after [`Ledger::preempt`].
 
-use crate::copies::{CopyEnd, CopyId, CopyJob, CopyPages};
+use crate::config::LedgerConfig;
+use crate::copies::{CopyEnd, CopyId, CopyJob, CopyPages, let_go};
 use crate::error::{LedgerError, NoRoom};
 use crate::ledger::Ledger;
-use crate::letting_go::start_over;
 use crate::page_copies::PageCopy;
 use crate::row::Row;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
-use block_pool::{GroupId, PageId, Pools, Step};
+use block_pool::{GroupId, PageId, Pools};
 use completion::Completion;
-use smallvec::{SmallVec, smallvec};
+use radix_tree::PrefixTree;
+use smallvec::SmallVec;
 use std::fmt;
 use tiered_connector::connector::{Closed, NoUnits};
 use tiered_connector::job::UnitId;
@@ -67,39 +69,43 @@ pub(crate) struct Suspension {
 /// What a suspended request had in a group.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Shelved {
-    /// The unit of each block with computed tokens that the group needs.
+    /// The unit of each block with computed tokens that the group needs, of those that had a page.
     pub(crate) units: Vec<UnitId>,
-    /// The first blocks that had a page, and the first of the rest that had.
+    /// Its row then; on the way back, as it will be.
+    pub(crate) shape: Shape,
+}
+
+/// Which blocks of a row have a page.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Shape {
+    /// The first blocks that do, and the first of the rest that does.
     pub(crate) sinks: u32,
     pub(crate) from: u32,
-    /// Blocks of its row.
+    /// Blocks of the row.
     pub(crate) blocks: u32,
 }
 
-impl Shelved {
-    fn new(row: &Row, units: Vec<UnitId>) -> Shelved {
+impl Shape {
+    fn of(row: &Row) -> Shape {
         let sinks = row.pages.iter().take_while(|&&page| page != PageId::NULL).count() as u32;
         let gap = row.pages[sinks as usize..].iter().take_while(|&&page| page == PageId::NULL).count() as u32;
-        Shelved { units, sinks, from: sinks + gap, blocks: row.pages.len() as u32 }
+        Shape { sinks, from: sinks + gap, blocks: row.pages.len() as u32 }
     }
 
-    /// Pages that it had.
+    /// How many do.
     pub(crate) fn pages(&self) -> u32 {
         self.blocks - (self.from - self.sinks)
     }
 
-    /// The blocks that had one.
-    fn held(&self) -> impl Iterator<Item = usize> {
+    /// Those that do.
+    pub(crate) fn held(&self) -> impl Iterator<Item = usize> + use<> {
         (0..self.sinks as usize).chain(self.from as usize..self.blocks as usize)
     }
 
-    /// The same row on other pages.
-    fn row(&self, pages: &[PageId], version: u32) -> Row {
-        let mut row = Row { pages: vec![PageId::NULL; self.blocks as usize], version, from: 0 };
-        for (block, &page) in self.held().zip(pages) {
-            row.pages[block] = page;
-        }
-        row
+    /// Which of them a block is.
+    pub(crate) fn index(&self, block: u32) -> Option<usize> {
+        let behind = (self.from..self.blocks).contains(&block).then(|| self.sinks + block - self.from);
+        (block < self.sinks).then_some(block).or(behind).map(|index| index as usize)
     }
 }
 
@@ -128,6 +134,12 @@ impl Suspension {
         groups.zip(rows).flat_map(|(group, pages)| pages.iter().map(move |&page| (group, page)))
     }
 
+    /// Those of a group, with their blocks.
+    pub(crate) fn blocks_returning(&self, group: GroupId) -> impl Iterator<Item = (usize, PageId)> {
+        let pages = if let Stage::Returning(_, rows) = &self.stage { &rows[group.index()][..] } else { &[] };
+        self.rows[group.index()].shape.held().zip(pages.iter().copied())
+    }
+
     /// Its units, with their groups.
     pub(crate) fn units(&self) -> impl Iterator<Item = (GroupId, UnitId)> {
         let groups = (0..self.rows.len()).map(|group| GroupId(group as u8));
@@ -140,7 +152,7 @@ impl fmt::Display for Suspension {
         let Suspension { processed, rows, stage } = self;
         let units = |row: &Shelved| row.units.iter().map(|unit| unit.0).collect::<Vec<u32>>();
         let units: Vec<String> = rows.iter().map(|row| format!("{:?}", units(row))).collect();
-        let pages: Vec<String> = rows.iter().map(|row| row.pages().to_string()).collect();
+        let pages: Vec<String> = rows.iter().map(|row| row.shape.pages().to_string()).collect();
         write!(
             f,
             "suspended with {processed} processed tokens, had {} pages, units {}, {stage:?}",
@@ -232,7 +244,7 @@ impl Ledger {
             let last_step = sequence.last_step;
             for ((group, held), units) in self.config.group_ids().zip(held).zip(&mut units) {
                 let units = units.take(held.len()).collect();
-                shelved.push(Shelved::new(sequence.row(group), units));
+                shelved.push(Shelved { units, shape: Shape::of(sequence.row(group)) });
                 copied.add_group(held, self.config.kind(group).needed(0, self.config.page_size).sinks);
             }
             let job = self.begin_copy(copied, last_step, Some(slot));
@@ -291,111 +303,6 @@ impl Ledger {
         sequence.suspension = Some(Box::new(Suspension { processed, rows, stage }));
     }
 
-    /// Takes as many pages for every suspended request in `batch` as it had, and copies its KV into them. The
-    /// request waits for the copy; then it stands where it stood, and its blocks are published.
-    ///
-    /// # Errors
-    /// A slot that is unknown or twice in the batch; a request that is not suspended, or whose pages are still
-    /// copied out; a tier that takes no copies; [`LedgerError::InsufficientBlocks`] naming the first request
-    /// that did not fit. Nothing is changed then.
-    pub fn resume(
-        &mut self,
-        tier: &mut dyn PrivateTier,
-        batch: &[SlotId],
-    ) -> Result<Vec<BegunCopy>, LedgerError> {
-        self.check_batch(batch)?;
-        self.check_awake()?;
-        let groups = self.config.groups.len();
-        let mut demand: SmallVec<[u32; 1]> = smallvec![0; groups];
-        for &slot in batch {
-            let sequence = self.sequence(slot)?;
-            let Some(suspension) = &sequence.suspension else {
-                return Err(LedgerError::NotSuspended { slot });
-            };
-            if suspension.stage != Stage::Away {
-                sequence.check_present(slot)?;
-            }
-            let before = demand.clone();
-            for (demand, row) in demand.iter_mut().zip(&suspension.rows) {
-                *demand += row.pages();
-            }
-            if self.pools.can_satisfy(&demand) {
-                continue;
-            }
-            let short = |&group: &GroupId| demand[group.index()] > self.pools.available(group);
-            let room = match self.config.group_ids().find(short) {
-                Some(group) => {
-                    let free = self.pools.available(group) - before[group.index()];
-                    self.room(group, suspension.rows[group.index()].pages(), free)
-                }
-                None => self.huge_room(&demand),
-            };
-            return Err(LedgerError::InsufficientBlocks { slot, room });
-        }
-        tier.check_open().map_err(|why| LedgerError::NoTier(why.to_string()))?;
-        self.events.seal();
-        if self.config.huge_pages.is_some() {
-            self.left = self.left_beside(&demand);
-        }
-        let mut begun = Vec::with_capacity(batch.len());
-        for &slot in batch {
-            let Some((units, job)) = self.bring_back(slot) else { continue };
-            match tier.load_private(&units, &job) {
-                Ok(completion) => begun.push(BegunCopy { slot, job, completion }),
-                Err(_) => drop(self.end_copies(&[(job.id.0, CopyEnd::Refused)])?),
-            }
-        }
-        Ok(begun)
-    }
-
-    /// Takes the pages of a suspended request, for which there is room.
-    fn bring_back(&mut self, slot: SlotId) -> Option<(Vec<UnitId>, CopyJob)> {
-        let Sequence { suspension, last_step, .. } = self.slots.get(slot)?;
-        let (rows, last_step) = (suspension.as_ref()?.rows.clone(), *last_step);
-        let (mut pages, mut copied) = (SmallVec::new(), CopyPages::default());
-        for (group, row) in self.config.group_ids().zip(&rows) {
-            self.take(group, row.pages());
-            let taken: Vec<PageId> = self.taken.iter().map(|taken| taken.page).collect();
-            let filled = row.held().zip(taken.iter().copied()).take(row.units.len());
-            copied.add_group(filled, self.config.kind(group).needed(0, self.config.page_size).sinks);
-            pages.push(taken);
-        }
-        self.fills.copied_to(copied.iter());
-        let job = self.begin_copy(copied, last_step, Some(slot));
-        let suspension = self.slots.get_mut(slot)?.suspension.as_mut()?;
-        suspension.stage = Stage::Returning(job.id, pages);
-        Some((suspension.units().map(|(_, unit)| unit).collect(), job))
-    }
-
-    /// A copy of a suspended request has ended. True when the request can be planned now.
-    pub(crate) fn end_suspension(&mut self, slot: SlotId, copy: CopyId, end: CopyEnd) -> bool {
-        let Some(sequence) = self.slots.get_mut(slot) else { return false };
-        let Some(suspension) = sequence.suspension.as_mut().filter(|it| it.copy() == Some(copy)) else {
-            return false;
-        };
-        if end != CopyEnd::Done {
-            self.units_let_go.extend(drop_suspension(sequence, &mut self.pools));
-            sequence.drop_steps_out(Step(0)); // none is out, but tokens may be due
-            start_over(sequence, &mut self.tree, self.epoch);
-            self.counters.suspensions_lost += 1;
-            return true;
-        }
-        let Stage::Returning(_, pages) = std::mem::replace(&mut suspension.stage, Stage::Away) else {
-            return false;
-        };
-        let Some(suspension) = sequence.suspension.take() else { return false };
-        for ((row, shelved), pages) in sequence.rows.iter_mut().zip(&suspension.rows).zip(pages) {
-            *row = shelved.row(&pages, row.version + 1);
-        }
-        sequence.processed = suspension.processed;
-        sequence.position = suspension.processed;
-        sequence.slide(suspension.processed, &self.config, &mut self.pools);
-        self.units_let_go.extend(suspension.units());
-        self.counters.resumptions += 1;
-        self.publish_computed(slot); // the tiers were offered these blocks: no offload
-        true
-    }
-
     /// Tells `tier` of units that are used no more. To be called after every call that may give some back: any
     /// that ends copies, and `preempt` and `release`.
     pub fn free_units(&mut self, tier: &mut dyn PrivateTier) {
@@ -426,10 +333,15 @@ impl Ledger {
 
 /// The request is suspended no more and has lost its KV: pages that it would be copied to are in flight until the
 /// copy ends. Gives its units.
-pub(crate) fn drop_suspension(sequence: &mut Sequence, pools: &mut Pools) -> Vec<(GroupId, UnitId)> {
+pub(crate) fn drop_suspension(
+    sequence: &mut Sequence,
+    config: &LedgerConfig,
+    pools: &mut Pools,
+    tree: &PrefixTree,
+) -> Vec<(GroupId, UnitId)> {
     let Some(suspension) = sequence.suspension.take() else { return Vec::new() };
     for (group, page) in suspension.pages().rev() {
-        pools[group].release(page, sequence.last_step);
+        let_go(pools, tree, config, group, page, sequence.last_step); // some are stored
     }
     suspension.units().collect()
 }

@@ -6,7 +6,7 @@
 //! counted as held nor as needed, as long as they are in the window.
 
 use crate::error::LedgerError;
-use crate::groups::GroupKind;
+use crate::groups::{GroupKind, state_block};
 use crate::hits::Found;
 use crate::ledger::Ledger;
 use crate::needs::{Next, Outlook};
@@ -15,13 +15,15 @@ use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use block_pool::{GroupId, PageId};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Who of a batch has a page of a group that forgets.
 #[derive(Default)]
 struct Users {
     /// Requests that hold it, and the last of them that has it until it lets go of it.
     holders: u32,
+    /// Those of them that wait for the copy that fills it.
+    awaited: u32,
     owner: Option<usize>,
     /// Requests that will have it after their next `alloc`, and the last of them.
     later: u32,
@@ -36,6 +38,8 @@ enum Fate {
     /// It is a hit.
     Found,
     Kept,
+    /// It is kept, and a copy on its way fills it.
+    Awaited,
     GivenBack,
     /// It is given back once its copy is made.
     Copied,
@@ -44,12 +48,12 @@ enum Fate {
 impl Fate {
     /// Whether the request has the page afterwards.
     fn stays(self) -> bool {
-        matches!(self, Fate::Found | Fate::Kept)
+        matches!(self, Fate::Found | Fate::Kept | Fate::Awaited)
     }
 
     /// Whether the page, which the request holds, is free when it lets go of it.
     fn comes_back(self) -> bool {
-        matches!(self, Fate::Kept | Fate::GivenBack)
+        matches!(self, Fate::Kept | Fate::Awaited | Fate::GivenBack)
     }
 }
 
@@ -57,7 +61,7 @@ impl Fate {
 #[derive(Default)]
 pub(crate) struct Share {
     /// Blocks that it will have with others.
-    with_others: SmallVec<[u32; 8]>,
+    pub(crate) with_others: SmallVec<[u32; 8]>,
     /// Pages that come back when it lets go of them.
     own: u32,
 }
@@ -80,16 +84,18 @@ impl Ledger {
             let mut leaving = Leaving::new();
             for group in ledger.config.group_ids() {
                 let column = needs.iter_mut().skip(group.index()).step_by(groups);
-                if !ledger.config.kind(group).has_blocks() {
+                let kind = ledger.config.kind(group);
+                if kind.lasts() {
                     for (next, need) in nexts.iter().zip(column) {
-                        *need = ledger.states_to_completion(next, group, outlook.two_steps);
+                        *need = ledger.needed(next, found, group, 0, &mut leaving);
                     }
-                } else if ledger.config.kind(group).forgets() {
+                } else if kind.forgets() {
                     ledger.most_at_once(nexts, found, group, outlook.two_steps, &mut leaving, column);
                 } else {
                     for (next, need) in nexts.iter().zip(column) {
                         let covered = ledger.covered_at_end(next, outlook.two_steps);
-                        *need = ledger.needed(next, found, group, covered, &mut leaving);
+                        let needed = ledger.needed(next, found, group, covered, &mut leaving);
+                        *need = ledger.less_twins(next, found, group, outlook.two_steps, needed);
                     }
                 }
             }
@@ -117,6 +123,11 @@ impl Ledger {
         let copies: SmallVec<[bool; 4]> = nexts
             .iter()
             .map(|next| match (self.slots.get(next.slot), next.forward) {
+                (Some(sequence), Some(forward)) if self.config.kind(group).is_recurrent() => {
+                    let from_hit = !next.hit.is_empty();
+                    self.goes_on_from_copy(sequence, group, forward.start, from_hit, leaving)
+                        && !self.keeps_state(next, group)
+                }
                 (Some(sequence), Some(forward)) => self.copies_first(sequence, group, forward.start, leaving),
                 _ => false,
             })
@@ -126,6 +137,7 @@ impl Ledger {
             self.pages_of(next, found, group, copies, |_, page, fate| {
                 let users = users.entry(page).or_insert_with(|| Users { all_peak: true, ..Users::default() });
                 users.holders += u32::from(fate != Fate::Found);
+                users.awaited += u32::from(fate == Fate::Awaited);
                 if fate.comes_back() {
                     users.owner = Some(index);
                 }
@@ -134,9 +146,12 @@ impl Ledger {
             });
         }
         let pool = &self.pools[group];
-        // Planned copies end before the next forward.
-        let pinned = |page| pool.pins(page) > 0 && pool.pins(page) > self.planned_pins(group, page);
-        let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page);
+        // Planned copies end before the next forward, and so does the one that a request waits for.
+        let pinned = |page, users: &Users| {
+            let pins = pool.pins(page);
+            pins > users.awaited && pins > users.awaited + self.planned_pins(group, page)
+        };
+        let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page, users);
         let shared = |page, users: &Users| users.later > 1 || outside(page, users);
         let mut balances: SmallVec<[i64; 4]> = SmallVec::new();
         for (index, (next, &copies)) in nexts.iter().zip(&copies).enumerate() {
@@ -148,7 +163,16 @@ impl Ledger {
                 _ if fate.stays() => share.with_others.push(block),
                 _ => {}
             });
-            let (most, peak) = self.peaks(next, group, two_steps, &share);
+            let (mut most, mut peak) = if self.config.kind(group).is_recurrent() {
+                self.state_peaks(next, group, two_steps, &share)
+            } else {
+                self.peaks(next, group, two_steps, &share)
+            };
+            if let Some(back) = &next.back {
+                let held = back.rows[group.index()].shape.pages();
+                most = most.max(held - share.with_others.len() as u32);
+                peak = peak.max(held);
+            }
             if most < peak {
                 self.pages_of(next, found, group, copies, |_, page, fate| {
                     if let Some(users) = users.get_mut(&page).filter(|_| fate.stays()) {
@@ -178,26 +202,54 @@ impl Ledger {
         copies: bool,
         mut each: impl FnMut(u32, PageId, Fate),
     ) {
+        if let Some(back) = &next.back {
+            back.rows[group.index()].stored().for_each(|(block, page)| each(block, page, Fate::Found));
+            return;
+        }
         let (Some(sequence), Some(forward)) = (self.slots.get(next.slot), next.forward) else { return };
         let page_size = self.config.page_size;
-        let needed = self.config.kind(group).needed(forward.start, page_size);
+        let kind = self.config.kind(group);
+        let needed = kind.needed(forward.start, page_size);
         let found_from = sequence.nodes.len() as u32;
+        let first = if kind.is_recurrent() {
+            state_block(forward.start, page_size)
+        } else {
+            forward.start / page_size
+        };
+        // A load moves the request as a hit does.
+        let (replaced, moves) = match &sequence.load {
+            Some(load) => (load.first..load.end, true),
+            None => (found_from..next.hit_end, next.hit_end > 0),
+        };
         for (block, page) in sequence.row(group).held() {
             let block = block as u32;
-            let replaced = (found_from..next.hit_end).contains(&block);
-            let fate = if replaced || next.hit_end > 0 && !needed.has(block) {
+            let fate = if replaced.contains(&block) || moves && !needed.has(block) {
                 Fate::GivenBack
-            } else if copies && block == forward.start / page_size {
+            } else if copies && block == first {
                 Fate::Copied
             } else {
                 Fate::Kept
             };
             each(block, page, fate);
         }
+        let awaited = self.awaited_pages(sequence, group);
+        sequence.on_the_way(group, |block, page| {
+            let kept = if awaited.contains(&page) { Fate::Awaited } else { Fate::Kept };
+            each(block.unwrap_or(0), page, if block.is_some() { kept } else { Fate::GivenBack });
+        });
         let found_blocks = (found_from..next.hit_end).filter(|&block| needed.has(block));
         for (block, &page) in found_blocks.zip(found.pages(&next.hit, group)) {
             each(block, page, Fate::Found);
         }
+    }
+
+    /// The pages of a group that the copy fills which a request waits for.
+    fn awaited_pages(&self, sequence: &Sequence, group: GroupId) -> HashSet<PageId> {
+        let returning = sequence.suspension.as_ref().and_then(|suspension| suspension.copy());
+        let awaited = sequence.load.as_ref().map(|load| load.copy).or(returning);
+        let copy = awaited.and_then(|copy| self.copies.in_flight.get(&copy.0));
+        let pages = copy.into_iter().flat_map(|copy| copy.pages.iter());
+        pages.filter(|&(of, _)| of == group).map(|(_, page)| page).collect()
     }
 
     /// The most blocks that a request will hold at one time in a group that forgets, without those it has with others
@@ -252,6 +304,22 @@ impl Ledger {
 }
 
 impl Sequence {
+    /// Tells of the pages of a group that it waits for, each with its block; without one if it is given back when the
+    /// request is here.
+    fn on_the_way(&self, group: GroupId, mut each: impl FnMut(Option<u32>, PageId)) {
+        if let Some(load) = &self.load {
+            let row = &load.rows[group.index()];
+            let behind = load.end.max(self.row(group).pages.len() as u32);
+            let blocks = (load.first..).zip(&row.pages).chain((behind..).zip(&row.rest));
+            let held = blocks.filter(|&(_, &page)| page != PageId::NULL);
+            held.for_each(|(block, &page)| each(Some(block), page));
+            row.spare.iter().for_each(|&page| each(None, page));
+        }
+        if let Some(suspension) = &self.suspension {
+            suspension.blocks_returning(group).for_each(|(block, page)| each(Some(block as u32), page));
+        }
+    }
+
     /// Tokens that there are pages for behind the last one.
     fn room_at_end(&self, two_steps: bool) -> u32 {
         self.drafts * (2 + u32::from(two_steps))

@@ -7,7 +7,7 @@ use crate::ledger::Ledger;
 use crate::page_copies::PageCopy;
 use crate::sequence::{NewSequence, Sequence, StepOut};
 use crate::slots::SlotId;
-use crate::suspension::{Shelved, Stage, Suspension};
+use crate::suspension::{Shape, Shelved, Stage, Suspension};
 use crate::verify::LedgerFault;
 use block_hash::{Algo, Chain, Token};
 use block_pool::{GroupId, PageFault, PageId, Priority, Step};
@@ -335,7 +335,8 @@ fn results_that_are_due_for_a_slot_that_is_claimed_are_found() {
 }
 
 fn away(unit: u32) -> Suspension {
-    let rows = smallvec![Shelved { units: vec![UnitId(unit)], sinks: 1, from: 1, blocks: 1 }];
+    let rows =
+        smallvec![Shelved { units: vec![UnitId(unit)], shape: Shape { sinks: 1, from: 1, blocks: 1 } }];
     Suspension { processed: 4, rows, stage: Stage::Away }
 }
 

@@ -14,6 +14,7 @@ mod identity;
 mod misses;
 mod offloads;
 mod partial;
+mod promises;
 mod refusals;
 mod retention;
 mod room;

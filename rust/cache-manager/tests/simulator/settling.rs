@@ -80,11 +80,14 @@ impl<W: World> Engine<W> {
         }
         let (slot, right) = (live.slot, &self.live[index].kv[..aside.processed]);
         let stands = self.stands(slot)?;
-        if stands != aside.processed {
+        // Further where others stored more of its prompt.
+        if stands < aside.processed {
             return Err(format!("slot {} comes back to {stands}, not {}", slot.0, aside.processed));
         }
-        // In its row may be twins, which are computed later.
-        if !self.hold(&aside.copy.pages, right) {
+        // Some blocks were stored and are not copied, and in its row may be twins, which are computed later.
+        let page_size = self.ledger.config().page_size as usize;
+        let mut blocks = right.chunks(page_size);
+        if !aside.copy.pages.iter().all(|&page| blocks.any(|block| self.hold(&[page], block))) {
             return Err(format!("slot {} comes back with other bytes than its blocks'", slot.0));
         }
         Ok(Then::GoesOn)
