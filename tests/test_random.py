@@ -11,7 +11,7 @@ import pytest
 from model.driver import Session
 
 PARTS = 8
-SESSIONS = {"one group": (400, 20_000), "several groups": (120, 10_000)}
+SESSIONS = {"one group": (300, 20_000), "several groups": (120, 10_000)}
 """In a normal and in a long run."""
 ONLY = os.environ.get("PAGEKEEPER_RANDOM_SEED")
 

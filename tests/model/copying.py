@@ -60,6 +60,8 @@ class Copying(Keeping):
         self.page_fills: list[tuple[Pool, int]] = []
         """Pages that are zeroed before the next forward."""
         self.new_offloads: list[int] = []
+        self.left = [0] * len(self.pools)
+        """Pages of each group that a shared slab is to have room for, those taken next among them."""
 
     def _priority(self, pool: Pool, page: int) -> int:
         """Of a page's block; a tail matters to no tier."""
@@ -210,7 +212,7 @@ class Copying(Keeping):
         rests: list[list[int]] = []
         spare: list[list[int]] = []
         for pool, fresh, rest, wanted in zip(self.pools, plan.fresh, plan.rest, blocks, strict=True):
-            taken = [self.take_page(pool) for _ in range(fresh)]
+            taken = self.take_pages(pool, fresh)
             end_of_rest = len(wanted) + rest
             pages.append(dict(zip(wanted, taken, strict=False)))
             rests.append(taken[len(wanted) : end_of_rest])
@@ -234,7 +236,7 @@ class Copying(Keeping):
             if isinstance(pool.kind, Lasting):
                 row += rest
                 if not isinstance(pool.kind, Cross):
-                    self.page_fills += [(pool, page) for page in rest]
+                    self.fill(pool, rest)
                 continue
             for page in reversed(row[load.first : load.end]):
                 pool.let_go(page)
@@ -341,7 +343,8 @@ class Copying(Keeping):
         return page in pool.stored or pool.references[page] - leaving > 1 or pool.touched[page] > planned
 
     def copy_on_write(self, pool: Pool, row: list[int], block: int) -> None:
-        source, row[block] = row[block], self.take_page(pool)
+        source = row[block]
+        (row[block],) = self.take_pages(pool, 1)
         pair = [source, row[block]]
         for page in pair:
             pool.touch(page)
@@ -360,14 +363,27 @@ class Copying(Keeping):
             pool.refresh_above(page)
         return copies
 
-    def take_page(self, pool: Pool) -> int:
-        self.counts["pages_allocated"] += 1
-        self.counts["pages_allocated_new"] += not pool.loose and bool(pool.pristine)
-        page, evicted = pool.take()
-        if evicted is not None:
-            self.counts["evictions"] += 1
-            if self.is_tail(evicted):
-                self.drop_tail(evicted)  # of no use without one of its pages
-            else:
-                self.told.removed(self.pools.index(pool), evicted)
-        return page
+    def take_pages(self, pool: Pool, wanted: int) -> list[int]:
+        group = self.pools.index(pool)
+        self.left[group] = max(0, self.left[group] - wanted)
+        taken, lost = pool.take(wanted, self.left)
+        self.counts["pages_allocated"] += wanted
+        self.counts["pages_allocated_new"] += sum(one.is_new for one in taken)
+        for loser, block in lost:
+            self._evicted(loser, [block])
+        self._evicted(group, [one.evicted for one in taken if one.evicted is not None])
+        self.fill(pool, [one.page for one in taken if one.page in pool.foreign])
+        return [one.page for one in taken]
+
+    def fill(self, pool: Pool, pages: Sequence[int]) -> None:
+        """They are zeroed before the next forward."""
+        self.page_fills += [(pool, page) for page in pages]
+        pool.foreign.difference_update(pages)
+
+    def _evicted(self, group: int, blocks: Sequence[Content]) -> None:
+        self.counts["evictions"] += len(blocks)
+        for block in blocks:
+            if not self.is_tail(block):
+                self.told.removed(group, block)
+        for block in filter(self.is_tail, blocks):
+            self.drop_tail(block)  # of no use without one of its pages

@@ -124,9 +124,14 @@ class Session(Moving, Tending, Watching):
         assert {name: metrics[name] for name in COUNTED} == {name: counts[name] for name in COUNTED}
         missed = sum(value for name, value in metrics.items() if name.startswith("missed_"))
         assert missed == counts["missed_blocks"]
-        free, pristine = sum(pool.free for pool in pools), sum(len(pool.pristine) for pool in pools)
+        slab = self.model.slab
+        if slab is not None:
+            total, free, pristine = slab.huge_pages, slab.free, slab.unused
+        else:
+            total, free = sum(pool.pages for pool in pools), sum(pool.free for pool in pools)
+            pristine = sum(len(pool.pristine) for pool in pools)
         gauges = {
-            "pages_total": sum(pool.pages for pool in pools),
+            "pages_total": total,
             "pages_free": free,
             "pages_pristine": pristine,
             "pages_evictable": free - pristine,

@@ -7,6 +7,7 @@ from math import inf
 from model.events import Told
 from model.pool import NULL, Content, Group, Limit, Pool
 from model.requests import Kept, Request, Token
+from model.slab import SharedSlab
 from model.tails import Tails
 from model.windows import Lasting, Recurrent, is_usable, release_order
 
@@ -15,12 +16,21 @@ class Keeping(Tails):
     """The pools, the requests that use them, and the verbs that change what is stored."""
 
     def __init__(
-        self, page_size: int, groups: Sequence[Group], *, priority: int, policy: str, on_duplicate: str
+        self,
+        page_size: int,
+        groups: Sequence[Group],
+        *,
+        priority: int,
+        policy: str,
+        on_duplicate: str,
+        slab: tuple[Sequence[int], int] | None = None,
     ) -> None:
         self.page_size = page_size
         self.on_duplicate = on_duplicate
         scan_resistant = {"priority_lru": False, "priority_slru": True}[policy]
         self.pools = [Pool(page_size, group, priority, scan_resistant=scan_resistant) for group in groups]
+        self.slab = None if slab is None else SharedSlab(self.pools, *slab)
+        """Given as the pages of each group in a huge page, and the number of these."""
         leading = [pool for pool in self.pools if not isinstance(pool.kind, Lasting)]
         self.lead = next((pool for pool in leading if pool.keeps_all), leading[0])
         """Whose blocks are counted as the cache's."""
@@ -144,7 +154,7 @@ class Keeping(Tails):
         self.retain(pool, twin, kept)
         if twin == page:  # stored by a request that shares it
             return
-        if self.on_duplicate == "adopt":
+        if self.on_duplicate == "adopt" and not pool.would_open(twin):
             self.counts["adopted_blocks"] += 1
             pool.hold(twin)
             row[block] = twin
@@ -192,7 +202,7 @@ class Keeping(Tails):
         if pool.keeps_all and blocks:
             blocks = range(max(blocks) + 1)
         pages = self.blocks_of(request, pool)
-        pool.reused.update(page for block in blocks if (page := pages[block]) is not None)
+        pool.reuse(page for block in blocks if (page := pages[block]) is not None)
 
     def tell_time(self, now: float) -> None:
         for group, pool in enumerate(self.pools):
@@ -267,7 +277,7 @@ class Keeping(Tails):
             self.pins[number].append(held)
 
     def unpin(self, number: int) -> None:
-        for pool, held in zip(self.pools, self.pins.pop(number), strict=True):
+        for pool, held in reversed(list(zip(self.pools, self.pins.pop(number), strict=True))):
             for block in release_order(pool.kind, max(held, default=-1) + 1, self.page_size):
                 if block in held:
                     pool.let_go(held[block])

@@ -9,13 +9,13 @@ class the life of a request.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from model.planning import Planning
 from model.pool import NULL, Group
+from model.promise import Promise
 from model.requests import NoRoom, Plan, Request, Retention, Step, Token
 from model.windows import Cross, Lasting, Scratch, blocks_behind, needed_blocks, release_order
 
 
-class Ledger(Planning):
+class Ledger(Promise):
     """Requests, pages and stored prefixes of a model whose layers form some groups."""
 
     def __init__(self, page_size: int, groups: Sequence[Group], **options: Any) -> None:
@@ -36,9 +36,11 @@ class Ledger(Planning):
         drafts: int = 0,
         retention: Retention | None = None,
         encoder: int = 0,
+        most_new: int | None = None,
     ) -> None:
         rows: list[list[int]] = [[] for _ in self.pools]
         request = Request(name, namespace, list(tokens), rows, no_read, no_store, drafts, retention, encoder)
+        request.most_new = most_new
         self.requests[name] = request
         self._keep_private(request)
         self.counts["claims"] += 1
@@ -103,7 +105,7 @@ class Ledger(Planning):
             for pool, bridge in zip(self.pools, plan.bridge, strict=True):
                 for page in bridge.values():
                     pool.hold(page)
-                    pool.reused.add(page)
+                pool.reuse(bridge.values())
         for plan in plans:
             self._splice(plan)
         self.claim_parts(plans)
@@ -124,10 +126,11 @@ class Ledger(Planning):
                 continue
             if plan.copied[group]:
                 self.copy_on_write(pool, row, plan.start // self.page_size)
-            row += [self.take_page(pool) for _ in range(plan.fresh[group])]
+            row += self.take_pages(pool, plan.fresh[group])
             if plan.sources:
                 self.copy_part(pool, plan.sources[group], row[plan.start // self.page_size])
         request.tokens += [None] * plan.placeholder
+        request.bound = plan.bound
         request.out.append(Step(self.step_number, plan.start, plan.active, plan.drafts))
         self.step_joined = True
         return False
@@ -139,14 +142,16 @@ class Ledger(Planning):
             return
         first, start = request.offered, plan.end * self.page_size
         served = start - request.position
-        for pool, row, hits, given_back in zip(
-            self.pools, request.rows, plan.hits, plan.given_back, strict=True
-        ):
+        # What the hits replace goes first, in every group, then what is out of the window there.
+        for replaced in (True, False):
+            for pool, row, given_back in zip(self.pools, request.rows, plan.given_back, strict=True):
+                for page in given_back:
+                    if (page in row[first:]) == replaced:
+                        pool.let_go(page)
+                        pool.refresh_above(page)
+        for pool, row, hits in zip(self.pools, request.rows, plan.hits, strict=True):
             if isinstance(pool.kind, Lasting):
                 continue
-            for page in given_back:
-                pool.let_go(page)
-                pool.refresh_above(page)
             row[first : plan.end] = [hits.get(block, NULL) for block in range(first, plan.end)]
             for block in blocks_behind(pool.kind, start, self.page_size):
                 row[block] = NULL

@@ -1,7 +1,7 @@
 """What an `alloc` will do for each request, and whether there is room for all of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from model.parts import Parts
@@ -32,34 +32,58 @@ class Planning(Parts, States):
     def plan_batch(
         self, names: Sequence[object], bounds: Sequence[int | None], loads: Sequence[int]
     ) -> list[Plan]:
-        """With parts of blocks, if there is room for them and none takes another's hit away."""
-        plans = self._plans(names, bounds, loads, parts=self.parts)
-        try:
-            if not self.takes_over_a_hit(plans):
-                return self.fitting(plans)
-        except NeverRoom:
-            raise
-        except NoRoom:
-            if not any(plan.part for plan in plans):
-                raise
-        return self.fitting(self._plans(names, bounds, loads, parts=False))
+        """The plans of a batch, or raises why it is refused."""
+        plans, refusal = self.try_plans(names, bounds, loads)
+        if refusal is not None:
+            raise refusal
+        return plans
+
+    def try_plans(
+        self,
+        names: Sequence[object],
+        bounds: Sequence[int | None],
+        loads: Sequence[int],
+        halvings: int = 0,
+    ) -> tuple[list[Plan], NoRoom | None]:
+        """With parts of blocks, if there is room for them and none takes another's hit away.
+
+        With `halvings` requests find half as much as there is, or a quarter, and so on, and no parts.
+        A refusal comes with the plans that were made.
+        """
+        ways = [True, False] if self.parts and not halvings else [False]
+        for parts in ways:
+            plans = self._plans(names, bounds, loads, parts=parts, halvings=halvings)
+            plans, refusal = self.fitting(plans)
+            if isinstance(refusal, NeverRoom) or not parts:
+                break
+            if not (any(plan.part for plan in plans) if refusal else self.takes_over_a_hit(plans)):
+                break
+        return plans, refusal
 
     def _plans(
-        self, names: Sequence[object], bounds: Sequence[int | None], loads: Sequence[int], *, parts: bool
+        self,
+        names: Sequence[object],
+        bounds: Sequence[int | None],
+        loads: Sequence[int],
+        *,
+        parts: bool,
+        halvings: int,
     ) -> list[Plan]:
         plans: list[Plan] = []
         for name, bound, load in zip(names, bounds, loads, strict=True):
             taken = {plan.part.content for plan in plans if plan.part and plan.part.takes_over}
-            plan = self.plan(self.requests[name], bound, load, parts=parts, taken=taken)
+            request = self.requests[name]
+            plan = self.plan(request, bound, load, parts=parts, halvings=halvings, taken=taken)
             self.enter_part(plan, plans)
             plans.append(plan)
         return plans
 
-    def fitting(self, plans: list[Plan]) -> list[Plan]:
-        """Says which pages are copied; raises if the plans have no room beside each other."""
+    def fitting(self, plans: list[Plan]) -> tuple[list[Plan], NoRoom | None]:
+        """Says which pages are copied, and why there is no room for the plans together, if there is none."""
         leaving: Counter[tuple[int, int]] = Counter()
-        for plan in plans:
-            self._check_size(plan)
+        for index, plan in enumerate(plans):
+            if not self._can_ever_fit(plan):
+                return plans[:index], NeverRoom(plan.request.name)
             for group, (pool, row) in enumerate(zip(self.pools, plan.request.rows, strict=True)):
                 if plan.load:
                     continue
@@ -73,16 +97,27 @@ class Planning(Parts, States):
                     if self.must_copy(pool, page, leaving[group, page]):
                         plan.copied[group] = True
                         leaving[group, page] += 1
-        lacking = [index for group in range(len(self.pools)) for index in self._lacking(plans, group)]
-        if lacking:
-            raise NoRoom(plans[min(lacking)].request.name)
-        return plans
+        # Pages that a later request's hits give back may be what an earlier one lacked: all together count.
+        demand = [0] * len(self.pools)
+        fits = []
+        for plan, idle in zip(plans, self.idle_after(plans), strict=True):
+            demand = [pages + plan.taken(group) for group, pages in enumerate(demand)]
+            fits.append(self.fits(demand, idle))
+        return plans, None if fits[-1] else NoRoom(plans[fits.index(False)].request.name)
 
-    def _check_size(self, plan: Plan) -> None:
-        """Raises when there will never be room, for this forward, or for that of the request's last token."""
+    def fits(self, demand: Sequence[int], idle: Sequence[set[int]]) -> bool:
+        """Whether so many pages of each group can be had if these are idle, beside those never used."""
+        if self.slab is not None:
+            return self.slab.room(idle).fits(demand)
+        groups = zip(self.pools, demand, idle, strict=True)
+        return all(pages <= len(pool.pristine) + len(those) for pool, pages, those in groups)
+
+    def _can_ever_fit(self, plan: Plan) -> bool:
+        """Whether there could be room for this forward, and for that of the request's last token."""
         request = plan.request
         tokens = len(request.tokens) + plan.placeholder + 2 * request.drafts
         written = range(plan.start // self.page_size, self.blocks(plan.reach))
+        most = []
         for pool in self.pools:
             now = needed_blocks(pool.kind, plan.start, self.page_size).union(written)
             last = needed_blocks(pool.kind, tokens - 1, self.page_size)
@@ -91,30 +126,31 @@ class Planning(Parts, States):
                 now = last = frozenset(range(2 if self.caching and snapshots else 1))
             elif isinstance(pool.kind, Lasting):
                 now = last = frozenset(range(pool.kind.lasting(request.encoder, self.page_size)))
-            if max(len(last), 0 if pool.keeps_all else len(now)) > pool.pages:
-                raise NeverRoom(request.name)
+            most.append(max(len(last), 0 if pool.keeps_all else len(now)))
+        if self.slab is not None:
+            return self.slab.capacity().fits(most)
+        return all(pages <= pool.pages for pool, pages in zip(self.pools, most, strict=True))
 
-    def _lacking(self, plans: list[Plan], group: int) -> list[int]:
-        """The first plan that does not fit into a group, if all of them together do not.
-
-        Pages that a later request's hits give back may be what an earlier one lacked.
-        """
-        pool = self.pools[group]
-        room, hits, given_back = pool.free, set[int](), set[int]()
-        part = {
-            plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part and pool.has_blocks
-        }
-        kept = {page for plan in plans for page in plan.held(group)} | set(part.values())
-        first = None
-        for index, plan in enumerate(plans):
-            claimed, leaving = self._at_start(plan, group)
-            held = [*claimed, *plan.bridge[group].values(), part.get(plan.request.name)]
-            hits |= {page for page in held if page in pool.idle}
-            given_back |= {page for page in leaving if pool.is_unshared(page)} - kept
-            room -= plan.taken(group)
-            if first is None and room + len(given_back) < len(hits):
-                first = index
-        return [] if first is None or room + len(given_back) >= len(hits) else [first]
+    def idle_after(self, plans: Sequence[Plan]) -> Iterator[list[set[int]]]:
+        """The idle pages of each group when the hits of the first plan are taken, of the first two, ..."""
+        idle = [pool.idle_pages for pool in self.pools]
+        parts = [
+            {plan.request.name: pool.tree[plan.part.content] for plan in plans if plan.part}
+            if pool.has_blocks
+            else {}
+            for pool in self.pools
+        ]
+        kept = [
+            {page for plan in plans for page in plan.held(group)} | set(part.values())
+            for group, part in enumerate(parts)
+        ]
+        for plan in plans:
+            for group, pool in enumerate(self.pools):
+                claimed, leaving = self._at_start(plan, group)
+                held = [*claimed, *plan.bridge[group].values(), parts[group].get(plan.request.name)]
+                idle[group].difference_update(page for page in held if page in pool.idle)
+                idle[group] |= {page for page in leaving if pool.is_unshared(page)} - kept[group]
+            yield idle
 
     def _at_start(self, plan: Plan, group: int) -> tuple[list[int], list[int]]:
         """Hits that the request keeps, and pages of its own that it gives back, where it starts.
@@ -131,7 +167,14 @@ class Planning(Parts, States):
         return kept, list({*given_back, *own} - {NULL})
 
     def plan(
-        self, request: Request, bound: int | None, load: int, *, parts: bool, taken: set[Content]
+        self,
+        request: Request,
+        bound: int | None,
+        load: int,
+        *,
+        parts: bool,
+        halvings: int,
+        taken: set[Content],
     ) -> Plan:
         """For a forward of at most `bound` tokens, or for so many blocks to load."""
         position, offered = request.position, request.offered
@@ -139,7 +182,9 @@ class Planning(Parts, States):
         why = None
         if self.caching and self.reads(request):
             limit = (len(request.known) - 1) // self.page_size
-            found, why = self.match_within(request.namespace, request.known, limit, request)
+            rest = max(0, limit - offered)
+            most = limit - rest + (rest >> halvings)
+            found, why = self.match_within(request.namespace, request.known, most, request)
             if not request.admitted:
                 missed = limit - found
         end = found if found * self.page_size > position else 0
@@ -156,7 +201,7 @@ class Planning(Parts, States):
         # All drafts that are out may be right; then this step has its own, and the drafter adds as many.
         room = 2 * request.drafts and sum(step.drafts for step in request.live) + 2 * request.drafts
         plan = Plan(request, end, start, active, drafts, placeholder, missed, why, load, first_load)
-        plan.part = part
+        plan.part, plan.bound = part, bound
         plan.reach = start + active + room
         if load and not self.is_plain and not self._load_fits(plan, bound):
             plan.load = load = 0

@@ -1,9 +1,11 @@
 """Pages and the blocks that they stand for: who holds a page, and which one goes next."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
+from model.slab import Lost, Rank, SharedSlab, Taken
 from model.windows import Full, Kind, Lasting, Recurrent
 
 Content = tuple[object, tuple[int | None, ...]]
@@ -29,7 +31,10 @@ NULL = 0
 
 
 class Pool:
-    """The pages of one group, 1 to `pages`, and the stored blocks by what they are."""
+    """The pages of one group, 1 to `pages`, and the stored blocks by what they are.
+
+    In a slab that groups share it has the pages of those huge pages that it was given.
+    """
 
     def __init__(self, page_size: int, group: Group, priority: int, *, scan_resistant: bool) -> None:
         self.page_size = page_size
@@ -51,12 +56,20 @@ class Pool:
         """Of pages that only copies hold, the turn at which they were released."""
         self.released: dict[int, float] = {}
         """When the last holder of a page let go."""
+        self.slab: SharedSlab | None = None
+        """Where other groups have pages too, and the group's number there."""
+        self.group = 0
         self.pristine = list(range(1, self.pages + 1))
+        """Of a pool of its own, pages that were never handed out; of a shared slab `fresh` has them."""
+        self.fresh: set[int] = set()
+        self.foreign: set[int] = set()
+        """Pages with bytes of another group's."""
         self.loose: list[int] = []
         """Idle pages that stand for nothing, the next one first."""
         self.idle: dict[int, int] = {}
         """Idle pages that stand for a block, with the turn at which they were released."""
-        self.turns = 0
+        self.clock: Iterator[int] = count(1)
+        """Turns, which all groups of a slab take together."""
 
     @property
     def keeps_all(self) -> bool:
@@ -71,7 +84,13 @@ class Pool:
     @property
     def free(self) -> int:
         """Pages that a request may be given: never used, or held by nobody."""
+        if self.slab is not None:
+            return self.slab.available(self.group)
         return len(self.pristine) + len(self.loose) + len(self.idle)
+
+    @property
+    def idle_pages(self) -> set[int]:
+        return {*self.loose, *self.idle}
 
     @property
     def in_flight(self) -> int:
@@ -91,22 +110,45 @@ class Pool:
 
     # Holders
 
-    def take(self) -> tuple[int, Content | None]:
-        """A page for new KV, with the block that is evicted for it.
+    def take(self, wanted: int, left: Sequence[int]) -> tuple[list[Taken], list[Lost]]:
+        """Pages for new KV, and blocks that other groups of the slab lose for them.
 
         Released pages that stand for nothing go first, then unused ones, then victims.
         """
-        evicted = None
-        if self.loose:
-            page = self.loose.pop(0)
-        elif self.pristine:
-            page = self.pristine.pop(0)
-        else:
-            page = self.victim(self.idle)
-            del self.idle[page]
-            evicted = self.forget(page)
+        if self.slab is not None:
+            return self.slab.take(self.group, wanted, left)
+        return [self.hand_out(self._next()) for _ in range(wanted)], []
+
+    def _next(self) -> int:
+        if self.loose or self.pristine:
+            return (self.loose or self.pristine)[0]
+        return self.victim(self.idle)
+
+    def hand_out(self, page: int) -> Taken:
+        is_new = page in self.fresh or page in self.pristine[:1]
+        self.fresh.discard(page)
+        if page in self.pristine[:1]:
+            self.pristine.remove(page)
+        self._leave_queue(page)
         self.references[page] = 1
-        return page, evicted
+        return Taken(page, self.forget(page) if page in self.stored else None, is_new)
+
+    def give_up(self, page: int) -> Content | None:
+        """The idle page is another group's now; gives the block that it stood for."""
+        block = self.stored.get(page)
+        if block is not None:
+            self.forget(page)
+        self.loose.remove(page)
+        self.fresh.discard(page)
+        return block
+
+    def rank(self, page: int) -> Rank:
+        """When an idle page goes that stands for a block."""
+        return self.priority[page], self.idle[page]
+
+    def would_open(self, page: int) -> bool:
+        """Whether other groups could not have the page's huge page any more if somebody held it."""
+        return self.slab is not None and self.slab.is_parked(self.group, self.slab.huge_of(self.group, page))
 
     def victim(self, idle: dict[int, int]) -> int:
         """Of the lowest priority the least recently released page.
@@ -144,8 +186,7 @@ class Pool:
             if not self.touched[page]:
                 self._enqueue(page)
             else:
-                self.turns += 1
-                self.places[page] = self.turns
+                self.places[page] = next(self.clock)
 
     def touch(self, page: int) -> None:
         """A copy begins to read or write the page."""
@@ -175,11 +216,10 @@ class Pool:
             return
         self.released[page] = self.now
         if page in self.idle:
-            del self.idle[page]
+            self._leave_queue(page)
             self._enqueue(page)
         else:
-            self.turns += 1
-            self.places[page] = self.turns
+            self.places[page] = next(self.clock)
 
     def _is_let_go(self, page: int) -> bool:
         """Whether the page stands for a block and no request holds it."""
@@ -202,14 +242,23 @@ class Pool:
 
     def _enqueue(self, page: int) -> None:
         if page in self.stored:
-            self.turns += 1
-            self.idle[page] = self.turns
+            self.idle[page] = next(self.clock)
         else:
             self.loose.append(page)
+        self._entered(page)
 
     def _leave_queue(self, page: int) -> None:
         if self.idle.pop(page, None) is None and page in self.loose:
             self.loose.remove(page)
+        self._left(page)
+
+    def _entered(self, page: int) -> None:
+        if self.slab is not None:
+            self.slab.entered(self.group, page)
+
+    def _left(self, page: int) -> None:
+        if self.slab is not None:
+            self.slab.left(self.group, page)
 
     # Blocks
 
@@ -225,9 +274,23 @@ class Pool:
         del self.priority[page]
         self.limits.pop(page, None)
         self.reused.discard(page)
-        if self.idle.pop(page, None) is not None:
-            self.loose.append(page)
+        if page in self.idle:
+            self._leave_queue(page)
+            self._enqueue(page)
         return content
+
+    def reuse(self, pages: Iterable[int]) -> None:
+        """These stored pages were asked for again."""
+        for page in pages:
+            if page not in self.reused:
+                self.reused.add(page)
+                self._moved(page, moves=self.scan_resistant)
+
+    def _moved(self, page: int, *, moves: bool) -> None:
+        """If the idle page goes with others now, its huge page gets a place anew."""
+        if moves and page in self.idle:
+            self._left(page)
+            self._entered(page)
 
     def forget_all(self, order: Sequence[int]) -> None:
         """Every idle page is loose. `order` is the manager's: it may leave those of one call as they were."""
@@ -236,12 +299,15 @@ class Pool:
         self.loose = list(order)
         for book in (self.tree, self.stored, self.priority, self.limits, self.reused, self.idle):
             book.clear()
+        if self.slab is not None:
+            self.slab.parked[self.group].forget_all()
 
     # Time
 
     def retain(self, page: int, priority: int, limit: Limit | None) -> None:
         """Gives a stored page another priority. If it waits it keeps its turn; a duration counts from now."""
-        self.priority[page] = priority
+        moves, self.priority[page] = self.priority[page] != priority, priority
+        self._moved(page, moves=moves)
         self.limits.pop(page, None)
         if limit is not None:
             self.limits[page] = limit
@@ -260,6 +326,7 @@ class Pool:
         for _, page in over:
             del self.limits[page]
             before, self.priority[page] = self.priority[page], self.default
+            self._moved(page, moves=before != self.default)
             yield page, before
 
     def _end(self, page: int, limit: Limit) -> float | None:

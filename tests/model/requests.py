@@ -88,6 +88,15 @@ class Load:
     """Tokens that need no forward once it has landed."""
 
 
+class Rest(NamedTuple):
+    """What a request holds at most from now to its end."""
+
+    key: object
+    """It is asked again when this is another."""
+    most: list[int]
+    """Pages of each group."""
+
+
 @dataclass
 class Request:
     """A claimed request. Lengths are tokens."""
@@ -121,6 +130,12 @@ class Request:
     """Its session is over: of a block that it has not filled nothing is kept."""
     load: Load | None = None
     load_failed: bool = False
+    most_new: int | None = None
+    """Tokens that it is said to generate at most."""
+    bound: int | None = None
+    """Tokens of its forwards at most, by the last word."""
+    rest: "Rest | None" = None
+    """What it will hold, as far as that was asked."""
 
     def __post_init__(self) -> None:
         self.prompt = self.context = len(self.tokens)
@@ -162,6 +177,7 @@ class Request:
         child.cached -= self.load.gain if self.load else 0
         child.load_failed = child.over = False
         child.outdated = self.outdated and child.holds_pages
+        child.bound = child.rest = None
         return child
 
 
@@ -186,6 +202,8 @@ class Plan:
     reach: int = 0
     """One past the last token that the forward, its drafts and the drafter may write."""
     part: Part | None = None
+    bound: int | None = None
+    """Most tokens that it may compute, by the caller's word."""
     # For each group:
     sources: list[int] = field(default_factory=list)
     """The pages that the part is copied from, once they are claimed."""

@@ -44,11 +44,14 @@ class Serving(Stage, ABC):
         no_read, no_store = self.random.random() < 0.08, self.random.random() < 0.08
         drafts = 0 if self.keeps_states else self.random.choice([0, 0, 0, 1, 3])
         kept = self.retention(len(tokens)) if self.random.random() < 0.3 else None
-        options = f"{NAMESPACES[namespace]} {image=} {no_read=} {no_store=} {drafts=} {encoder=} {kept}"
+        most_new = self.random.choice([None, 1, 5, 20]) if self.shares else None
+        options = f"{NAMESPACES[namespace]} {image=} {no_read=} {no_store=} {drafts=} {most_new=} {encoder=}"
+        options += f" {kept}"
         self.note(f"claim #{len(self.live)} {options} {tokens}")
         ctx = pk.TextContext(
             request_id=pk.RequestID(),
-            max_length=1000,
+            max_length=self.longest,
+            max_new_tokens=most_new,
             tokens=pk.TokenBuffer(np.array(tokens)),
             mm_items=[(bytes([image[0]]) * 32, image[1], image[2])] if image else [],
             no_read=no_read,
@@ -71,6 +74,7 @@ class Serving(Stage, ABC):
             drafts=drafts,
             retention=kept,
             encoder=encoder or 0,
+            most_new=most_new,
         )
         self.live.append(live)
 
@@ -119,7 +123,7 @@ class Serving(Stage, ABC):
         if self.tier is None and not isinstance(waiting, NeverRoom):
             fits = not isinstance(waiting, NoRoom)
             assert self.kv.can_alloc([one.ctx for one in batch], num_tokens=given) == fits
-            if len(batch) == 1:
+            if len(batch) == 1 and not self.shares:
                 assert all(need <= there for need, there in zip(needed, free, strict=True)) == fits
         if isinstance(waiting, NoRoom):
             error = pk.RequestTooLargeError if isinstance(waiting, NeverRoom) else pk.InsufficientBlocksError
@@ -152,8 +156,11 @@ class Serving(Stage, ABC):
         return [int(need) for need in needs.reshape(len(batch), -1).sum(axis=0)]
 
     def check_foretold(self, batch: Sequence[Live], needed: Sequence[int], free: Sequence[int]) -> None:
-        """What was told is what was taken, until copies end; a batch may take less, a load takes more."""
-        if self.tier:
+        """What was told is what was taken, until copies end; a batch may take less, a load takes more.
+
+        In a slab that groups share what is free of one group is others', too.
+        """
+        if self.tier or self.shares:
             return
         for need, before, after in zip(needed, free, self.free(), strict=True):
             taken = max(0, before - after)

@@ -1,5 +1,6 @@
 """What a random session plays with: the manager, its model, the engine's memory and requests."""
 
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -75,33 +76,47 @@ class Stage:
         chunk = choose([None, None, 1, 3, 7, 20])
         reserve = choose(["chunk", "chunk", "prompt"])
         self.groups = groups = self.random_groups() if several else [Group(Full(), pages)]
+        self.shares = len(groups) > 1 and not tiered and self.random.random() < 0.7
+        """Whether all groups have pages of one slab: so far in sessions without a tier."""
         whole = [group.pages for group in groups if isinstance(group.kind, Full)]
-        self.max_seq_len = None if whole else 1000
-        self.memories = [PageMemory(group.pages, self.page_size) for group in groups]
+        self.longest = 250 if self.shares else 1000
+        self.max_seq_len = None if whole else self.longest
         caching = behaviour["enable_prefix_caching"]
-        self.tier = Tier(self.memories) if tiered and caching else None
         options = {"max_num_input_tokens": chunk, "reserve": reserve, "max_seq_len": self.max_seq_len}
-        self.trace = [f"page_size={self.page_size} {groups=} {behaviour} {options} tier={bool(self.tier)}"]
         common = {"page_size": self.page_size, "devices": ["cpu"], "kv_hash_seed": "5a" * 32, **behaviour}
-        params = [group_params(group.kind, common) for group in groups]
+        widths = choose([[1, 2], [1, 2, 4], [1, 3]]) if self.shares else [1]
+        params = [group_params(group.kind, choose(widths), common) for group in groups]
         self.params = params[0]
         self.names: list[str | None] = [None]
         """Of the groups, as the manager's calls take them."""
         cache_params: Any = params[0]
-        total: Any = groups[0].pages
+        memory: dict[str, Any] = {"total_num_pages": groups[0].pages}
+        sizes = [group.pages for group in groups]
         if len(groups) > 1:
             names = [f"group {index}" for index in range(len(groups))]
             self.names = list(names)
             cache_params = MultiKVCacheParams(dict(zip(names, params, strict=True)))
-            total = {name: group.pages for name, group in zip(names, groups, strict=True)}
+            memory = {"total_num_pages": dict(zip(names, sizes, strict=True))}
+            if self.shares:
+                memory = self.slab_memory(names, [of_group.bytes_per_page for of_group in params])
+                sizes = [memory["available_bytes"] // of_group.bytes_per_page for of_group in params]
+        self.memories = [PageMemory(most, self.page_size) for most in sizes]
+        self.tier = Tier(self.memories) if tiered and caching else None
+        self.trace = [f"page_size={self.page_size} {groups=} {behaviour} {options} {memory}"]
         self.kv = pk.PagedKVCacheManager(
             params=cache_params,
-            total_num_pages=total,
             max_batch_size=MAX_BATCH,
             allocate_pools=False,
             connector=self.tier,
+            **memory,
             **options,
         )
+        laid_out = self.kv._memory
+        if self.shares:
+            assert laid_out.huge_pages is not None
+            usable = zip(groups, laid_out.usable_pages, strict=True)
+            self.groups = groups = [Group(group.kind, most) for group, most in usable]
+        self.trace.append(f"tier={bool(self.tier)} {laid_out}")
         self.model = Ledger(
             self.page_size,
             groups,
@@ -114,6 +129,9 @@ class Stage:
             tails=behaviour["store_partial_tails"],
             chunk=chunk,
             reserve=reserve,
+            longest=self.longest,
+            slab=(laid_out.pages, laid_out.huge_pages) if self.shares else None,
+            expected=(MAX_BATCH, tuple(memory.get("request_pages", {}).values())),
             tier=self.tier is not None,
             write_policy=write_policy,
             min_hits=behaviour["selective_min_hits"],
@@ -154,6 +172,15 @@ class Stage:
         if all(isinstance(group.kind, Lasting) for group in groups):
             groups.append(Group(Full(), most))
         return groups
+
+    def slab_memory(self, names: Sequence[str], page_bytes: Sequence[int]) -> dict[str, Any]:
+        """A few huge pages, of which each has whole pages of any group; and perhaps for which requests."""
+        huge_bytes = math.lcm(*page_bytes)
+        most = 32 * min(page_bytes) // huge_bytes
+        memory: dict[str, Any] = {"available_bytes": (1 + self.random.randint(most // 3, most)) * huge_bytes}
+        if self.random.random() < 0.5:
+            memory["request_pages"] = {name: self.random.randint(1, 4) for name in names}
+        return memory
 
     @property
     def keeps_states(self) -> bool:
@@ -229,10 +256,12 @@ class Stage:
         return caught.value
 
 
-def group_params(kind: Kind, common: dict[str, Any]) -> Any:
-    """What the user says of a group."""
+def group_params(kind: Kind, width: int, common: dict[str, Any]) -> Any:
+    """What the user says of a group, whose pages are so many times as large as the smallest ones."""
     given = KINDS[type(kind)](kind)
     if isinstance(kind, Recurrent | Scratch):
-        state = pkp.RecurrentState("state", (4,), "float32")
+        values = 2 * common["page_size"] * 8 * width  # as many as there are in a page of blocks
+        state = pkp.RecurrentState("state", (values,), "float32")
         return pkp.RecurrentKVCacheParams(states=[state], num_layers=1, kind=given, **common)
-    return pk.MHAKVCacheParams(dtype="float32", n_kv_heads=1, head_dim=8, num_layers=1, kind=given, **common)
+    shape: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 1, "head_dim": 8 * width}
+    return pk.MHAKVCacheParams(num_layers=1, kind=given, **shape, **common)

@@ -59,13 +59,13 @@ class States(Copying):
         """
         request, pool = plan.request, self.pools[group]
         row, kind = request.rows[group], pool.kind
-        for _ in range(plan.fresh[group]):
-            row.append(self.take_page(pool))
-            if not isinstance(kind, Cross):
-                self.page_fills.append((pool, row[-1]))
+        new = self.take_pages(pool, plan.fresh[group])
+        row += new
+        if not isinstance(kind, Cross):
+            self.fill(pool, new)
         if not isinstance(kind, Recurrent):
             return
-        old, new = self.state_block(plan.start), self.state_block(plan.start + plan.active)
+        old, newest = self.state_block(plan.start), self.state_block(plan.start + plan.active)
         before = row[old]
         stays = before in pool.stored or self.is_snapshot(request, kind, plan.start)
         if plan.copied[group]:
@@ -73,8 +73,8 @@ class States(Copying):
                 pool.hold(before)
             self.copy_on_write(pool, row, old)
         live, row[old] = row[old], before if stays and plan.copied[group] else NULL
-        row += [NULL] * (new + 1 - len(row))
-        row[new] = live
+        row += [NULL] * (newest + 1 - len(row))
+        row[newest] = live
 
     def drop_states(self, request: Request, position: int) -> None:
         """Lets go of the states after more tokens."""
@@ -88,4 +88,7 @@ class States(Copying):
         """They are zeroed now, each once, but for those that were given back since."""
         fills = dict.fromkeys(page for where, page in self.page_fills if where is pool)
         self.page_fills = [fill for fill in self.page_fills if fill[0] is not pool]
-        return [page for page in fills if pool.references[page] or pool.touched[page]]
+        held = [page for page in fills if pool.references[page] or pool.touched[page]]
+        if pool.slab is not None:
+            pool.foreign |= fills.keys() - set(held)  # of whoever takes them next
+        return held

@@ -7,6 +7,9 @@ use block_hash::Algo;
 use block_pool::{EvictionPolicy, GroupId, Member, Pool, Pools, Priority, Room, ShapeError, SlabShape};
 use smallvec::SmallVec;
 
+#[cfg(test)]
+mod tests;
+
 /// What happens when a sequence publishes a block that another sequence published before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDuplicate {
@@ -151,8 +154,8 @@ impl LedgerConfig {
                 GroupKind::Recurrent(_) => group.kind.most_states(),
                 GroupKind::Scratch | GroupKind::Cross => 1,
                 kind @ (GroupKind::Window { .. } | GroupKind::Chunked { .. }) => {
-                    let mut most = 0;
-                    kind.fullest(0, tokens - 1, page_size, |start| {
+                    let mut most = kind.held(tokens - 1, tokens, page_size);
+                    kind.fullest(0, tokens.saturating_sub(2), page_size, |start| {
                         most = most.max(kind.held(start, tokens.min(start + 2), page_size));
                     });
                     most
