@@ -67,7 +67,7 @@ def test_the_agent_traces_are_found_where_the_model_finds_them(
     sizes = AGENTS if long_run else AGENTS[:1]
     made = pairs(tmp_path, 64, sizes, write_policy, min_hits=1)
     requests = list(agent_requests(shared_dir, 64))
-    serve_all(requests if long_run else requests[: len(requests) // 2], made, restarts=1)
+    serve_all(requests if long_run else requests[: len(requests) // 3], made, restarts=1)
 
 
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)
