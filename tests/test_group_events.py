@@ -182,3 +182,42 @@ def test_an_index_finds_what_every_group_can_go_on_from() -> None:
         assert found * 4 == hit(kv, prompt)
     # A window of 8 reads two blocks before the end of a block, and has blocks 2 to 4.
     assert [index.match_length(keys(range(4 * blocks))) for blocks in range(7)] == [0, 0, 0, 0, 4, 5, 5]
+
+
+def test_the_index_may_know_of_less_where_no_group_needs_the_last_block() -> None:
+    # Pages of a token; a request has computed 13, and of token 0 only the group with a sink keeps the page.
+    # At tokens 6 and 12 chunks of 2 and of 3 begin, and each window sees its own token: a request can go on
+    # from there with block 0 alone. The index says less, never more.
+    kinds: dict[str, Any] = {
+        "a": ChunkedLocal(3),
+        "b": ChunkedLocal(2),
+        "c": SlidingWindow(1, sink_tokens=1),
+        "d": SlidingWindow(1),
+    }
+    common: dict[str, Any] = {"dtype": "float32", "num_layers": 1, "page_size": 1, "devices": ["cpu"]}
+    params = MultiKVCacheParams(
+        {
+            name: pk.MHAKVCacheParams(
+                **common, n_kv_heads=1, head_dim=4, event_buffer_max_size=1000, kind=kind
+            )
+            for name, kind in kinds.items()
+        }
+    )
+    kv = pk.PagedKVCacheManager(
+        params,
+        total_num_pages=dict.fromkeys(kinds, 30),
+        max_batch_size=4,
+        max_seq_len=40,
+        allocate_pools=False,
+    )
+    tokens = [1, 2, 1, 1, 2, 1, 2, 2, 1, 1, 2, 1, 2]
+    ctx = claimed(kv, tokens)
+    kv.alloc(ctx)
+    kv.step(ctx, 5)
+    kv.truncate_prefix([])  # what nobody holds
+    index = BlockIndex()
+    index.apply_snapshot(kv.event_snapshot())
+    found = [kv.analyze_prefix_reuse(tokens[:end]).device_blocks for end in range(2, 14)]
+    assert found == [0] * 5 + [6] * 6 + [12]
+    hashes = pk.hash_blocks(tokens, 1, seed=kv.hash_seed)
+    assert [index.match_length(hashes[: end - 1], 0) for end in range(2, 14)] == [0] * 12
