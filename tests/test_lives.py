@@ -270,8 +270,9 @@ class Scene:
         life.drafts, life.beams, life.encoder, life.hit = request.drafts, request.beams, request.encoder, hit
         later = range(now.settled // PAGE, len(known) // PAGE)
         prefixes = {block: tuple(known[: (block + 1) * PAGE]) for block in later}
-        for stored in self.stored:
-            life.twins.append({block: stored[it] for block, it in prefixes.items() if it in stored})
+        for group, stored in enumerate(self.stored):
+            twins = {block: stored[it] for block, it in prefixes.items() if it in stored}
+            life.twins.append({at: twin for at, twin in twins.items() if self.goes_over(life, group, at, twin)})
         if request.away:
             self.come_back(request, life)
             return life
@@ -286,6 +287,13 @@ class Scene:
             life.copied.append(page > 0 and any(page in row[group] for row in others))
         return life
 
+    def goes_over(self, life: Life, group: int, block: int, twin: int) -> bool:
+        """Not where it gives no page back for one that nobody holds."""
+        row = life.rows[group]
+        own = row[block] if block < len(row) else 0
+        rows = [self.rows(other)[group] for other in self.requests if not other.away]
+        return any(twin in row for row in rows) or not own or sum(own in row for row in rows) < 2
+
     def come_back(self, request: Request, life: Life) -> None:
         """To where it stood, or a hit is; stored blocks are found, and all others need pages."""
         known, shapes, now = request.ctx.tokens.all.tolist(), life.rows, life.now
@@ -293,7 +301,7 @@ class Scene:
         life.rows, life.copied, life.back = [], [False] * len(self.kinds), []
         for stored, kind, shape in zip(self.stored, self.kinds, shapes, strict=True):
             if isinstance(kind, Lasting):
-                fresh = range(kind.lasting(request.encoder, PAGE))
+                fresh = range(kind.lasting(request.encoder, PAGE) if any(shape) else 0)
                 life.rows.append([])
                 life.found.append({})
                 life.back.append(frozenset(("page", life.name, at) for at in fresh))

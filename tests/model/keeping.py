@@ -154,7 +154,8 @@ class Keeping(Tails):
         self.retain(pool, twin, kept)
         if twin == page:  # stored by a request that shares it
             return
-        if self.on_duplicate == "adopt" and not pool.would_open(twin):
+        takes_one_more = pool.is_idle(twin) and not pool.is_unshared(page)
+        if self.on_duplicate == "adopt" and not pool.would_open(twin) and not takes_one_more:
             self.counts["adopted_blocks"] += 1
             pool.hold(twin)
             row[block] = twin

@@ -57,7 +57,7 @@ class Life:
         hit: blocks that it finds with its next forward, or when it comes back; 0 for nothing.
         found: of each group, the pages of those that it takes.
         copied: of each group, whether the page that its next forward first writes to is another's too.
-        twins: of each group, the stored pages of blocks that it has not stored.
+        twins: of each group, the stored pages of blocks that it has not stored, which it goes over to.
         back: if it is set aside and holds nothing now, the pages of each group that it comes back to.
     """
 
@@ -157,7 +157,7 @@ class Service:
             page = row[block] if block < len(row) else 0
             if block < life.hit and block in life.found[group]:
                 page = life.found[group][block]
-            elif isinstance(kind, Full) and block < moment.settled // size and block in life.twins[group]:
+            elif block < moment.settled // size and block in life.twins[group]:
                 page = life.twins[group][block]
             elif block == first and life.copied[group]:
                 page = 0

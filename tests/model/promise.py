@@ -82,6 +82,7 @@ class Promise(Planning):
     ) -> list[Plan]:
         """With as much of what is stored as leaves the room that there could be."""
         plans, refusal = self.try_plans(names, bounds, loads)
+        fitting = plans if refusal is None else None
         less, halvings = plans, 0
         if self._spoils(plans, refusal):
             while any(plan.end or plan.part for plan in less):
@@ -89,10 +90,12 @@ class Promise(Planning):
                 less, too_little = self.try_plans(names, bounds, loads, halvings)
                 if not self._spoils(less, too_little) and too_little is None:
                     return less
-            self._spoils(plans, refusal)  # for `left`
-        if refusal is not None:
+                if fitting is None and too_little is None:
+                    fitting = less
+            self._spoils(fitting or plans, None if fitting else refusal)  # for `left`
+        if fitting is None and refusal is not None:
             raise refusal
-        return plans
+        return fitting or plans
 
     def _spoils(self, plans: Sequence[Plan], refusal: NoRoom | None) -> bool:
         """Whether there is less room in the end than there could be. Notes what there is to be room for."""
@@ -217,6 +220,8 @@ class Promise(Planning):
         size, live, drafts = self.page_size, request.live, request.drafts
         length, context, most = len(request.tokens), request.context, ahead.most
         known = min(request.processed, len(request.known)) if live and not ahead.hit_end else ahead.start
+        if len(live) == STEPS and not ahead.hit_end:
+            known = max(known, live[0].end)  # the next is planned when this is known
         peaks = [0]
         if len(live) < STEPS:
             reach = min(self._reach(request, ahead, two=not live), tokens + 3 * drafts)

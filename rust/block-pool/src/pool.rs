@@ -182,6 +182,12 @@ impl Pool {
         self.cold.get(page.index()).map_or(0, |record| record.pins)
     }
 
+    /// Whether one sequence or pin holds `page`, and no transfer touches it: it can be had when that lets go.
+    #[inline]
+    pub fn is_unshared(&self, page: PageId) -> bool {
+        self.refs(page) == 1 && self.pins(page) == 0
+    }
+
     /// Whether nobody holds `page` and it waits in an eviction list.
     #[inline]
     pub fn is_evictable(&self, page: PageId) -> bool {
@@ -435,6 +441,12 @@ impl Pool {
         let first = record.mark != self.marks;
         record.mark = self.marks;
         first
+    }
+
+    /// Whether `page` was marked in the open planning pass.
+    #[inline]
+    pub fn is_marked(&self, page: PageId) -> bool {
+        self.cold[page.index()].mark == self.marks
     }
 
     /// Counts a page that a transfer holds as released just now.

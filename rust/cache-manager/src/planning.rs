@@ -196,7 +196,7 @@ impl Change<'_> {
         let moves = !self.hit.is_empty() || self.part.is_some();
         for page in self.sequence.let_go_for(moves, self.start, group, config) {
             let pool = &mut pools[group];
-            if pool.refs(page) == 1 && pool.pins(page) == 0 && pool.mark(page) {
+            if pool.is_unshared(page) && pool.mark(page) {
                 each(pools, page, false);
             }
         }

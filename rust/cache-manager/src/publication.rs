@@ -189,8 +189,11 @@ impl Publication<'_> {
         if stored == own {
             return; // published by a request that shares the page with this one
         }
-        let opens = self.pools[group].would_open(stored); // and keep other groups out
-        if !opens && self.config.on_duplicate == OnDuplicate::Adopt {
+        let pool = &self.pools[group];
+        let opens = pool.would_open(stored); // and keep other groups out
+        // A page would be taken, and none given back for it: forecasts count on neither.
+        let takes = pool.is_evictable(stored) && !pool.is_unshared(own);
+        if !opens && !takes && self.config.on_duplicate == OnDuplicate::Adopt {
             self.pools[group].acquire(stored);
             self.pools[group].release(own, sequence.last_step);
             sequence.row_mut(group).replace(block, stored);

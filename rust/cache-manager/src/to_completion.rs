@@ -13,14 +13,24 @@ use crate::needs::{Next, Outlook};
 use crate::page_copies::Leaving;
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
+use crate::twins::Twins;
 use block_pool::{GroupId, PageId};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 
+/// Requests, and what is found for them.
+struct Batch<'a> {
+    nexts: &'a [Next],
+    found: &'a Found,
+    /// Of each request; none where they are not looked at.
+    twins: &'a [Twins],
+    two_steps: bool,
+}
+
 /// Who of a batch has a page of a group that forgets.
 #[derive(Default)]
 struct Users {
-    /// Requests that hold it, and the last of them that has it until it lets go of it.
+    /// Requests that hold it, and of them the last that keeps it, or the first if none does.
     holders: u32,
     /// Those of them that wait for the copy that fills it.
     awaited: u32,
@@ -37,6 +47,8 @@ struct Users {
 enum Fate {
     /// It is a hit.
     Found,
+    /// It is that of a block which the request computes first.
+    Adopted,
     Kept,
     /// It is kept, and a copy on its way fills it.
     Awaited,
@@ -48,7 +60,12 @@ enum Fate {
 impl Fate {
     /// Whether the request has the page afterwards.
     fn stays(self) -> bool {
-        matches!(self, Fate::Found | Fate::Kept | Fate::Awaited)
+        matches!(self, Fate::Found | Fate::Adopted | Fate::Kept | Fate::Awaited)
+    }
+
+    /// Whether the request holds the page now.
+    fn is_held(self) -> bool {
+        !matches!(self, Fate::Found | Fate::Adopted)
     }
 
     /// Whether the page, which the request holds, is free when it lets go of it.
@@ -62,6 +79,8 @@ impl Fate {
 pub(crate) struct Share {
     /// Blocks that it will have with others.
     pub(crate) with_others: SmallVec<[u32; 8]>,
+    /// Those that it will once it has computed them.
+    pub(crate) adopted: SmallVec<[u32; 4]>,
     /// Pages that come back when it lets go of them.
     own: u32,
 }
@@ -82,6 +101,7 @@ impl Ledger {
             let groups = ledger.config.groups.len();
             let mut needs = vec![0; nexts.len() * groups];
             let mut leaving = Leaving::new();
+            let twins: SmallVec<[Twins; 4]> = nexts.iter().map(|next| ledger.twins_of(next, found)).collect();
             for group in ledger.config.group_ids() {
                 let column = needs.iter_mut().skip(group.index()).step_by(groups);
                 let kind = ledger.config.kind(group);
@@ -90,13 +110,17 @@ impl Ledger {
                         *need = ledger.needed(next, found, group, 0, &mut leaving);
                     }
                 } else if kind.forgets() {
-                    ledger.most_at_once(nexts, found, group, outlook.two_steps, &mut leaving, column);
+                    let batch = Batch { nexts, found, twins: &twins, two_steps: outlook.two_steps };
+                    let most = ledger.most_at_once(&batch, group, &mut leaving);
+                    column.zip(most).for_each(|(need, most)| *need = most);
                 } else {
-                    for (next, need) in nexts.iter().zip(column) {
+                    let mut needed = |next: &Next| {
                         let covered = ledger.covered_at_end(next, outlook.two_steps);
-                        let needed = ledger.needed(next, found, group, covered, &mut leaving);
-                        *need = ledger.less_twins(next, found, group, outlook.two_steps, needed);
-                    }
+                        ledger.needed(next, found, group, covered, &mut leaving)
+                    };
+                    let needed = nexts.iter().map(&mut needed).collect();
+                    let needed = ledger.less_twins(nexts, &twins, group, outlook.two_steps, needed);
+                    column.zip(needed).for_each(|(need, needed)| *need = needed);
                 }
             }
             needs
@@ -111,34 +135,36 @@ impl Ledger {
     }
 
     /// What every request still needs in a group that forgets.
-    fn most_at_once<'a>(
-        &self,
-        nexts: &[Next],
-        found: &Found,
-        group: GroupId,
-        two_steps: bool,
-        leaving: &mut Leaving,
-        needs: impl Iterator<Item = &'a mut u32>,
-    ) {
-        let copies: SmallVec<[bool; 4]> = nexts
-            .iter()
-            .map(|next| match (self.slots.get(next.slot), next.forward) {
-                (Some(sequence), Some(forward)) if self.config.kind(group).is_recurrent() => {
-                    let from_hit = !next.hit.is_empty();
-                    self.goes_on_from_copy(sequence, group, forward.start, from_hit, leaving)
-                        && !self.keeps_state(next, group)
-                }
-                (Some(sequence), Some(forward)) => self.copies_first(sequence, group, forward.start, leaving),
-                _ => false,
-            })
-            .collect();
+    fn most_at_once(&self, batch: &Batch<'_>, group: GroupId, leaving: &mut Leaving) -> SmallVec<[u32; 4]> {
+        let mut copies = |next: &Next| match (self.slots.get(next.slot), next.forward) {
+            (Some(sequence), Some(forward)) if self.config.kind(group).is_recurrent() => {
+                let from_hit = !next.hit.is_empty();
+                self.goes_on_from_copy(sequence, group, forward.start, from_hit, leaving)
+                    && !self.keeps_state(next, group)
+            }
+            (Some(sequence), Some(forward)) => self.copies_first(sequence, group, forward.start, leaving),
+            _ => false,
+        };
+        let copies: SmallVec<[bool; 4]> = batch.nexts.iter().map(&mut copies).collect();
+        let without_twins = self.balances(&Batch { twins: &[], ..*batch }, group, &copies);
+        if self.config.kind(group).is_recurrent() || batch.twins.iter().all(Twins::is_empty) {
+            return without_twins;
+        }
+        // Who holds a twin's page may lose it, when it lets go, to who adopts it: less may be needed as if nobody did.
+        let with_twins = self.balances(batch, group, &copies);
+        std::cmp::min_by_key(with_twins, without_twins, |needs| needs.iter().sum::<u32>())
+    }
+
+    fn balances(&self, batch: &Batch<'_>, group: GroupId, copies: &[bool]) -> SmallVec<[u32; 4]> {
+        let nexts = batch.nexts;
         let mut users: HashMap<PageId, Users> = HashMap::new();
-        for (index, (next, &copies)) in nexts.iter().zip(&copies).enumerate() {
-            self.pages_of(next, found, group, copies, |_, page, fate| {
+        for (index, &copies) in copies.iter().enumerate() {
+            self.pages_of(batch, index, group, copies, |_, page, fate| {
                 let users = users.entry(page).or_insert_with(|| Users { all_peak: true, ..Users::default() });
-                users.holders += u32::from(fate != Fate::Found);
+                users.holders += u32::from(fate.is_held());
                 users.awaited += u32::from(fate == Fate::Awaited);
-                if fate.comes_back() {
+                // It is free when those have let go of it that keep it now.
+                if fate.comes_back() && (fate.stays() || users.owner.is_none()) {
                     users.owner = Some(index);
                 }
                 users.later += u32::from(fate.stays());
@@ -154,27 +180,30 @@ impl Ledger {
         let outside = |page, users: &Users| pool.refs(page) > users.holders || pinned(page, users);
         let shared = |page, users: &Users| users.later > 1 || outside(page, users);
         let mut balances: SmallVec<[i64; 4]> = SmallVec::new();
-        for (index, (next, &copies)) in nexts.iter().zip(&copies).enumerate() {
+        for (index, (next, &copies)) in nexts.iter().zip(copies).enumerate() {
             let mut share = Share::default();
-            self.pages_of(next, found, group, copies, |block, page, fate| match users.get(&page) {
+            self.pages_of(batch, index, group, copies, |block, page, fate| match users.get(&page) {
                 Some(users) if !shared(page, users) => {
                     share.own += u32::from(fate.comes_back() && users.owner == Some(index)); // once
                 }
+                _ if fate == Fate::Adopted => share.adopted.push(block),
                 _ if fate.stays() => share.with_others.push(block),
                 _ => {}
             });
+            share.adopted.retain(|block| !share.with_others.contains(block));
             let (mut most, mut peak) = if self.config.kind(group).is_recurrent() {
-                self.state_peaks(next, group, two_steps, &share)
+                self.state_peaks(next, group, batch.two_steps, &share)
             } else {
-                self.peaks(next, group, two_steps, &share)
+                self.peaks(next, group, batch.two_steps, &share)
             };
             if let Some(back) = &next.back {
                 let held = back.rows[group.index()].shape.pages();
                 most = most.max(held - share.with_others.len() as u32);
                 peak = peak.max(held);
             }
-            if most < peak {
-                self.pages_of(next, found, group, copies, |_, page, fate| {
+            // It may need the most while it has such a page, or as it stands.
+            if most < peak || most <= share.own {
+                self.pages_of(batch, index, group, copies, |_, page, fate| {
                     if let Some(users) = users.get_mut(&page).filter(|_| fate.stays()) {
                         users.all_peak = false;
                     }
@@ -182,26 +211,36 @@ impl Ledger {
             }
             balances.push(i64::from(most) - i64::from(share.own));
         }
-        for (&page, users) in users.iter().filter(|(page, users)| shared(**page, users)) {
-            // Idle now, and there for none of those who find it to give back; or held now, and gone when all are at
-            // their peak.
-            balances[users.last] += i64::from(pool.is_evictable(page));
+        let shared = || users.iter().filter(|(page, users)| shared(**page, users));
+        for (&page, users) in shared() {
+            // Held now, and gone when all are at their peak.
             balances[users.last] -= i64::from(users.all_peak && !outside(page, users));
         }
-        for (need, balance) in needs.zip(balances) {
-            *need = u32::try_from(balance).unwrap_or(0);
+        let mut needs: SmallVec<[u32; 4]> =
+            balances.into_iter().map(|balance| u32::try_from(balance).unwrap_or(0)).collect();
+        for (&page, users) in shared() {
+            // Idle now, and there for none of those who find it to give back.
+            needs[users.last] += u32::from(pool.is_evictable(page));
         }
+        needs
     }
 
-    /// The pages of a request in a group, now or after its next `alloc`, with their blocks and what it does to them.
+    /// The pages of a request of the batch in a group, now or after its next `alloc`, with their blocks and what it does to
+    /// them.
     fn pages_of(
         &self,
-        next: &Next,
-        found: &Found,
+        batch: &Batch<'_>,
+        index: usize,
         group: GroupId,
         copies: bool,
         mut each: impl FnMut(u32, PageId, Fate),
     ) {
+        let (next, found) = (&batch.nexts[index], batch.found);
+        let twins = batch.twins.get(index).zip(self.slots.get(next.slot));
+        for (block, page) in twins.iter().flat_map(|(twins, sequence)| self.adoptions(sequence, twins, group))
+        {
+            each(block, page, Fate::Adopted);
+        }
         if let Some(back) = &next.back {
             back.rows[group.index()].stored().for_each(|(block, page)| each(block, page, Fate::Found));
             return;
@@ -266,15 +305,17 @@ impl Ledger {
             let other_beams = beams.saturating_mul(kind.held_from(prompt_blocks, start, end, page_size));
             let held = kind.held(start, end, page_size).saturating_add(other_beams);
             let needed = kind.needed(start, page_size);
-            let shared = share.with_others.iter().filter(|&&block| needed.has(block)).count() as u32;
-            most = most.max(held - shared);
+            let shared = share.with_others.iter().filter(|&&block| needed.has(block)).count();
+            let computed = |&&block: &&u32| needed.has(block) && (block + 1) * page_size <= start;
+            let adopted = share.adopted.iter().filter(computed).count();
+            most = most.max(held - (shared + adopted) as u32);
             peak = peak.max(held);
         };
-        // Where it has let go of what is behind: at the results that it knows, or at a hit.
+        // Where it has let go of what is behind: at the results that it knows then, or at a hit.
         let known = if sequence.steps_out.is_empty() || next.hit_end > 0 {
             forward.start
         } else {
-            sequence.processed.min(sequence.known())
+            sequence.processed.min(sequence.known()).max(sequence.computed_then(two_steps))
         };
         let steps = 1 + u32::from(two_steps);
         let (room, drafts) = (sequence.room_at_end(two_steps), 2 * sequence.drafts);
@@ -287,9 +328,13 @@ impl Ledger {
         if known < given {
             let chunks = next.most.saturating_mul(steps);
             let last = given.saturating_sub(chunks).max(known);
-            kind.fullest(known, last, page_size, |start| {
-                at(start, start.saturating_add(chunks).min(given) + drafts);
-            });
+            // At the end, and before each block is adopted.
+            let before = share.adopted.iter().map(|block| (block + 1) * page_size - 1);
+            for last in before.filter(|before| (known..last).contains(before)).chain([last]) {
+                kind.fullest(known, last, page_size, |start| {
+                    at(start, start.saturating_add(chunks).min(given) + drafts);
+                });
+            }
             let last = given.saturating_sub(next.most).max(known);
             at(last, (given + steps - 1).min(tokens) + drafts);
         }
@@ -318,6 +363,12 @@ impl Sequence {
         if let Some(suspension) = &self.suspension {
             suspension.blocks_returning(group).for_each(|(block, page)| each(Some(block as u32), page));
         }
+    }
+
+    /// Tokens that are computed at least when the next forward is planned, by those whose results it waits for.
+    pub(crate) fn computed_then(&self, two_steps: bool) -> u32 {
+        let awaited = self.steps_out.len().checked_sub(1 + usize::from(two_steps));
+        awaited.map_or(0, |last| self.steps_out[last].end)
     }
 
     /// Tokens that there are pages for behind the last one.
