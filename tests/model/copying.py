@@ -219,6 +219,8 @@ class Copying(Keeping):
             spare.append(taken[end_of_rest:])
         contents = [[request.content(block, self.page_size) for block in wanted] for wanted in blocks]
         copy = self.start_copy([list(part.values()) for part in pages], contents, request.name)
+        for pool, part in zip(self.pools, pages, strict=True):
+            self.leave_to_copy(pool, list(part.values()))
         loaded = sum(map(len, blocks))
         for part, held in zip(pages, plan.bridge, strict=True):
             part |= held
@@ -379,6 +381,15 @@ class Copying(Keeping):
         """They are zeroed before the next forward."""
         self.page_fills += [(pool, page) for page in pages]
         pool.foreign.difference_update(pages)
+
+    def leave_to_copy(self, pool: Pool, pages: Sequence[int]) -> None:
+        """A copy fills them, so they are not zeroed: that might come behind it.
+
+        Nobody knows what is there if it fails. Whoever takes them next has them zeroed.
+        """
+        left = [fill for fill in self.page_fills if fill[0] is pool and fill[1] in pages]
+        self.page_fills = [fill for fill in self.page_fills if fill not in left]
+        pool.foreign.update(page for _, page in left)
 
     def _evicted(self, group: int, blocks: Sequence[Content]) -> None:
         self.counts["evictions"] += len(blocks)
