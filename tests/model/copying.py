@@ -54,6 +54,7 @@ class Copying(Keeping):
         self.is_plain = len(self.pools) == 1 and self.pools[0].keeps_all
         self.tier: set[tuple[int, Content]] | None = set() if tier else None
         """Blocks of groups that are kept beyond the device, if anything is."""
+        self.offloads_hits = tier and write_policy == "selective"
         self.copies: dict[int, Copy] = {}
         self.page_copies: list[tuple[Pool, list[int]]] = []
         """Where, and [source, destination], of each copy that goes before the next forward."""

@@ -159,7 +159,7 @@ class Planning(Parts, States):
     def _at_start(self, plan: Plan, group: int) -> tuple[list[int], list[int]]:
         """Hits that the request keeps, and pages of its own that it gives back, where it starts.
 
-        A part behind the last full block may leave less to need.
+        A part behind the last full block may leave less to need. A hit that its tier may want is held anyway.
         """
         hits, given_back = plan.hits[group], plan.given_back[group]
         if plan.part is None or not self.pools[group].has_blocks:
@@ -167,7 +167,7 @@ class Planning(Parts, States):
         behind = blocks_behind(self.pools[group].kind, plan.start, self.page_size)
         row = plan.request.rows[group]
         own = {row[block] for block in behind if block < min(plan.request.offered, len(row))}
-        kept = [page for block, page in hits.items() if block not in behind]
+        kept = [page for block, page in hits.items() if block not in behind or self.offloads_hits]
         return kept, list({*given_back, *own} - {NULL})
 
     def plan(
