@@ -14,6 +14,8 @@ from model import engine
 from model.engine import claimed, compute, free, hit, prefilled, row, store
 from model.grouped import grouped, rows
 from model.grouped import store as store_in_groups
+from model.memory import PageMemory
+from model.tier import Tier
 from pagekeeper.events import Removed, Stored
 from pagekeeper.params import FullAttention, SlidingWindow
 
@@ -379,4 +381,23 @@ def test_a_tail_behind_a_missing_block_is_stored_and_found() -> None:
     kv.step(ctx)
     kv.release(ctx)
     assert reused(kv, [*range(26), 90, 91]) == 27
+    kv.verify()
+
+
+@pytest.mark.parametrize("policy", ["write_through", "selective"])
+def test_a_hit_that_goes_to_the_tier_is_not_free_though_the_part_behind_it_leaves_it(policy: str) -> None:
+    # A forward of 13 tokens from token 11 on takes four of five pages, and a part is copied from the fifth:
+    # there is room if the second block, needed at token 8 and not at 11, gives its page at once. While that
+    # goes to the tier it cannot: the request goes on from token 8, with that page and four.
+    options: dict[str, Any] = {"write_policy": policy, "selective_min_hits": 1, "selective_min_priority": 100}
+    tier = Tier(PageMemory(5, 4))
+    options |= {"kind": pk.SlidingWindow(3), "enable_partial_reuse": True, "max_seq_len": 100}
+    kv = engine.manager(5, connector=tier, **options)
+    first = claimed(kv, range(13))
+    compute(kv, first, num_tokens=8)
+    compute(kv, first)
+    kv.release(first)
+    second = claimed(kv, [*range(11), *range(50, 63)])
+    kv.alloc(second)
+    assert second.cached_prefix_length == (11 if policy == "write_through" else 8)
     kv.verify()

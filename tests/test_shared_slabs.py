@@ -9,6 +9,9 @@ import pytest
 
 import pagekeeper as pk
 from model.engine import claimed, compute, copy_pages
+from model.memory import PageMemory
+from model.tier import Tier
+from pagekeeper.params import FullAttention, Recurrent, RecurrentKVCacheParams, RecurrentState, Scratch
 
 WINDOW = pk.SlidingWindow(1024)
 
@@ -217,6 +220,31 @@ def test_what_a_request_finds_never_keeps_it_out_when_it_is_alone() -> None:
             kv.step(ctx, new_tokens=[5] if ends else [], counts=int(ends))
         kv.verify()
     assert min(refused, shorter) > 0, (refused, shorter)
+
+
+@pytest.mark.parametrize("huge_pages", [7, 8])
+def test_a_load_that_never_fits_beside_what_its_request_took_for_good_is_computed(huge_pages: int) -> None:
+    # 13 tokens are four blocks. With the page to work in, the state that there is, the loaded one and its
+    # copy a load has eight pages. A forward has two states, and does with seven.
+    states: Any = {"states": [RecurrentState("state", (32,), "float32")], "num_layers": 1, "page_size": 4}
+    attention = layers(1, n_kv_heads=1, head_dim=4, page_size=4, kind=FullAttention())
+    state = RecurrentKVCacheParams(**states, kind=Recurrent(4))
+    scratch = RecurrentKVCacheParams(**states, kind=Scratch())
+    params = pk.MultiKVCacheParams({"full": attention, "state": state, "scratch": scratch})
+    tier = Tier([PageMemory(huge_pages, 4) for _ in params])
+    kv = manager(params, (huge_pages + 1) * 128, connector=tier)
+    assert kv.block_count() == pk.BlockCount(free=huge_pages, total=huge_pages)
+    first = claimed(kv, range(13))
+    for _ in range(4):
+        compute(kv, first, num_tokens=4)
+    kv.release(first)
+    kv.truncate_prefix([])
+    tier.loads = "blind"
+    second = claimed(kv, range(13))
+    compute(kv, second, num_tokens=4)
+    tier.loads = "late"
+    kv.alloc(second, num_tokens=4)
+    assert (second.active_length, len(tier.in_flight())) == ((4, 0) if huge_pages == 7 else (0, 1))
 
 
 # Bytes

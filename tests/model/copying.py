@@ -54,6 +54,7 @@ class Copying(Keeping):
         self.is_plain = len(self.pools) == 1 and self.pools[0].keeps_all
         self.tier: set[tuple[int, Content]] | None = set() if tier else None
         """Blocks of groups that are kept beyond the device, if anything is."""
+        self.offloads_hits = tier and write_policy == "selective"
         self.copies: dict[int, Copy] = {}
         self.page_copies: list[tuple[Pool, list[int]]] = []
         """Where, and [source, destination], of each copy that goes before the next forward."""
@@ -219,6 +220,8 @@ class Copying(Keeping):
             spare.append(taken[end_of_rest:])
         contents = [[request.content(block, self.page_size) for block in wanted] for wanted in blocks]
         copy = self.start_copy([list(part.values()) for part in pages], contents, request.name)
+        for pool, part in zip(self.pools, pages, strict=True):
+            self.leave_to_copy(pool, list(part.values()))
         loaded = sum(map(len, blocks))
         for part, held in zip(pages, plan.bridge, strict=True):
             part |= held
@@ -379,6 +382,15 @@ class Copying(Keeping):
         """They are zeroed before the next forward."""
         self.page_fills += [(pool, page) for page in pages]
         pool.foreign.difference_update(pages)
+
+    def leave_to_copy(self, pool: Pool, pages: Sequence[int]) -> None:
+        """A copy fills them, so they are not zeroed: that might come behind it.
+
+        Nobody knows what is there if it fails. Whoever takes them next has them zeroed.
+        """
+        left = [fill for fill in self.page_fills if fill[0] is pool and fill[1] in pages]
+        self.page_fills = [fill for fill in self.page_fills if fill not in left]
+        pool.foreign.update(page for _, page in left)
 
     def _evicted(self, group: int, blocks: Sequence[Content]) -> None:
         self.counts["evictions"] += len(blocks)

@@ -127,9 +127,13 @@ class Planning(Parts, States):
             elif isinstance(pool.kind, Lasting):
                 now = last = frozenset(range(pool.kind.lasting(request.encoder, self.page_size)))
             most.append(max(len(last), 0 if pool.keeps_all else len(now)))
+        return self._fits_alone(most)
+
+    def _fits_alone(self, pages: Sequence[int]) -> bool:
+        """Whether so many pages of each group can be had if nothing else is in use."""
         if self.slab is not None:
-            return self.slab.capacity().fits(most)
-        return all(pages <= pool.pages for pool, pages in zip(self.pools, most, strict=True))
+            return self.slab.capacity().fits(pages)
+        return all(wanted <= pool.pages for pool, wanted in zip(self.pools, pages, strict=True))
 
     def idle_after(self, plans: Sequence[Plan]) -> Iterator[list[set[int]]]:
         """The idle pages of each group when the hits of the first plan are taken, of the first two, ..."""
@@ -155,7 +159,7 @@ class Planning(Parts, States):
     def _at_start(self, plan: Plan, group: int) -> tuple[list[int], list[int]]:
         """Hits that the request keeps, and pages of its own that it gives back, where it starts.
 
-        A part behind the last full block may leave less to need.
+        A part behind the last full block may leave less to need. A hit that its tier may want is held anyway.
         """
         hits, given_back = plan.hits[group], plan.given_back[group]
         if plan.part is None or not self.pools[group].has_blocks:
@@ -163,7 +167,7 @@ class Planning(Parts, States):
         behind = blocks_behind(self.pools[group].kind, plan.start, self.page_size)
         row = plan.request.rows[group]
         own = {row[block] for block in behind if block < min(plan.request.offered, len(row))}
-        kept = [page for block, page in hits.items() if block not in behind]
+        kept = [page for block, page in hits.items() if block not in behind or self.offloads_hits]
         return kept, list({*given_back, *own} - {NULL})
 
     def plan(
@@ -254,8 +258,10 @@ class Planning(Parts, States):
         """Whether there could be room for it beside what the request has then."""
         first, last = plan.first_load, plan.first_load + plan.load
         loaded, bridge = (of(plan.request, first, last) for of in (self.to_load, self.on_device))
+        pages = []
         for group, (pool, row) in enumerate(zip(self.pools, plan.request.rows, strict=True)):
             if isinstance(pool.kind, Lasting):
+                pages.append(pool.kind.lasting(plan.request.encoder, self.page_size))
                 continue
             held = max(len(row), plan.end)
             behind = blocks_behind(pool.kind, plan.start, self.page_size)
@@ -265,9 +271,8 @@ class Planning(Parts, States):
                 prompt = plan.request.context if self.reserve == "prompt" and pool.keeps_all else 0
                 without = max(0, self.blocks(max(plan.reach, prompt)) - held)
                 new = self._behind_load(plan, group, bound, without)[1]
-            if held - len(behind) + len(bridge[group]) + new > pool.pages:
-                return False
-        return True
+            pages.append(held - len(behind) + len(bridge[group]) + new)
+        return self._fits_alone(pages)
 
     def _hits(self, request: Request, pool: Pool, end: int) -> dict[int, int]:
         """The blocks behind those offered that the group needs to go on from block `end`."""

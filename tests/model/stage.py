@@ -76,8 +76,8 @@ class Stage:
         chunk = choose([None, None, 1, 3, 7, 20])
         reserve = choose(["chunk", "chunk", "prompt"])
         self.groups = groups = self.random_groups() if several else [Group(Full(), pages)]
-        self.shares = len(groups) > 1 and not tiered and self.random.random() < 0.7
-        """Whether all groups have pages of one slab: so far in sessions without a tier."""
+        self.shares = len(groups) > 1 and self.random.random() < 0.7
+        """Whether all groups have pages of one slab."""
         whole = [group.pages for group in groups if isinstance(group.kind, Full)]
         self.longest = 250 if self.shares else 1000
         self.max_seq_len = None if whole else self.longest

@@ -304,7 +304,11 @@ impl Ledger {
             let new = (load.loaded(group) + rest).max(least);
             planned.push(NewPages { new, copies: false });
             let needed = kind.needed(start, page_size);
-            let here = needed.sinks.min(needed.from) + before.saturating_sub(needed.from);
+            let here = if kind.lasts() {
+                row.pages.len() as u32
+            } else {
+                needed.sinks.min(needed.from) + before.saturating_sub(needed.from)
+            };
             held.push(here + load.stored(group).count() as u32 + new);
         }
         if !self.config.is_plain() && !self.pools.capacity().can_satisfy(&held) {

@@ -12,6 +12,7 @@ use crate::partial::{Partial, TakenOver};
 use crate::sequence::Sequence;
 use crate::slots::SlotId;
 use crate::tiers::Loads;
+use crate::write_policy::WritePolicy;
 use block_pool::{GroupId, PageId, Pools, Step};
 use smallvec::{SmallVec, smallvec};
 
@@ -186,8 +187,11 @@ impl Change<'_> {
             (kind.needed(end * page_size, page_size), kind.needed(self.start, page_size));
         let mut blocks = (self.sequence.nodes.len() as u32..end).filter(|&block| needed.has(block));
         let hit = found.pages(self.hit, group).iter().copied();
-        let hit =
-            hit.filter(|_| self.part.is_none() || blocks.next().is_none_or(|block| at_start.has(block)));
+        // One that is let go at once is free, unless its hit sends it to the tier: it is in flight then.
+        let offloads =
+            matches!(config.write_policy, WritePolicy::Selective { .. }) && self.sequence.guards.is_some();
+        let stays = self.part.is_none() || offloads;
+        let hit = hit.filter(|_| stays || blocks.next().is_none_or(|block| at_start.has(block)));
         for page in hit.chain(self.part) {
             if pools[group].is_evictable(page) && pools[group].mark(page) {
                 each(pools, page, true);
