@@ -9,6 +9,8 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '
 
 # One interpreter for every build of the extension, so that its build cache stays valid.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
+# As many builds, and as many processes of Python tests, run at a time.
+JOBS ?= 2
 # Tests whose examples are drawn.
 RANDOM_RUST_TESTS := --test model --test shared_model --test geometry --test chains --test extra_keys --test extend \
   --test partial
@@ -19,7 +21,7 @@ FUZZ_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint test-rust test-loom test-threads test-python test-faults test-long fuzz fuzz-keep dist-check bench docs wheel sdist lock clean tools
+.PHONY: help demo test lint lint-rust lint-python types stubs test-builds test-rust test-loom test-threads test-python test-faults test-long fuzz fuzz-keep dist-check bench docs wheel sdist lock clean tools
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,29 +33,51 @@ demo: $(NATIVE) ## serve a small model and two hybrids, stop one and start it ag
 	$(BIN)/python examples/restart.py
 	$(BIN)/pagekeeper replay --generate 1000 --pool-tokens 200000 --host 4x
 
-test: lint test-rust test-loom test-python test-faults ## everything that continuous integration checks
+# Builds and static checks first, beside each other: Python's packages arrive while Rust compiles. Then the tests, one
+# target after the other and beside no build, since some check how long a call takes.
+test: ## everything that continuous integration checks
+	$(MAKE) --jobs=$(JOBS) --output-sync=target lint-python lint-rust test-builds
+	$(MAKE) --jobs=1 test-rust test-loom test-python test-faults
 
-lint: $(NATIVE) ## formats, clippy, ruff, mypy, the stub against the binary, Rust docs; warnings are errors
+lint: lint-rust lint-python ## formats, clippy, ruff, mypy, the stub against the binary, Rust docs; warnings are errors
+
+lint-rust: | $(BIN)/python ## the Rust half of `lint`
 	cargo fmt --all --check
 	cargo fmt --manifest-path $(FUZZ)/Cargo.toml --check
 	cargo clippy --workspace --all-targets --features bindings/faults --locked -- -D warnings
 	cargo clippy --manifest-path $(FUZZ)/Cargo.toml --no-default-features --target-dir target --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+lint-python: types stubs ## the Python half of `lint`
+
+types: $(DEPS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy benches # by itself: it has a conftest of its own
+
+stubs: $(NATIVE)
 	$(BIN)/python -m mypy.stubtest pagekeeper._native
 
-test-rust: $(DEPS) ## Rust tests (cargo-nextest where it is installed) and doctests
+# The builds of the test targets, with the same features and folders, after clippy and not beside it: they share a lock.
+test-builds: lint-rust
+	if cargo nextest --version >/dev/null 2>&1; \
+	  then cargo nextest run --workspace --locked --no-run; \
+	  else cargo test --workspace --locked --lib --bins --tests --no-run; fi
+	$(FAULTS_BUILD)
+	$(LOOM_TEST) --no-run
+
+test-rust: | $(BIN)/python ## Rust tests (cargo-nextest where it is installed) and doctests
 	if cargo nextest --version >/dev/null 2>&1; \
 	  then cargo nextest run --workspace --locked; \
 	  else cargo test --workspace --locked --lib --bins --tests; fi
 	cargo test --workspace --exclude bindings --locked --doc
 
+LOOM_TEST = CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
+  cargo test -p completion -p tiered-connector --lib --locked
+
 test-loom: ## every interleaving of small models: the completion handle, the end of copies; by loom
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
-	  cargo test -p completion -p tiered-connector --lib --locked models::
+	$(LOOM_TEST) models::
 
 # ThreadSanitizer with the stable compiler and its prebuilt standard library.
 test-threads: ## Rust stress tests under ThreadSanitizer (a build of its own: minutes at first)
@@ -63,10 +87,13 @@ test-threads: ## Rust stress tests under ThreadSanitizer (a build of its own: mi
 	  cargo test -p completion -p cache-manager -p tiered-connector --test threads --target x86_64-unknown-linux-gnu --locked
 
 test-python: $(NATIVE) ## pytest, the docstrings' examples included
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=$(JOBS) --dist=worksteal -m "not alone"
+	$(BIN)/pytest -m alone
+
+FAULTS_BUILD = cargo build -p bindings --features faults --target-dir target --locked
 
 test-faults: $(NATIVE) ## panics, copies and disks that fail, busy lanes, in a build of the extension that fails on purpose
-	cargo build -p bindings --features faults --target-dir target --locked
+	$(FAULTS_BUILD)
 	$(BIN)/pytest tests/test_broken_state.py tests/test_failed_copies.py tests/test_busy_lanes.py \
 	  tests/test_offload_races.py tests/test_failing_disks.py --native target/debug/lib_native.so
 
@@ -150,9 +177,12 @@ tools:
 	@command -v cc >/dev/null || \
 	  { echo "a C compiler is missing as 'cc' (Debian: apt install gcc)" >&2; exit 1; }
 
-$(DEPS): requirements/dev.lock | tools
+# The interpreter comes before the packages: it is all that Rust's builds need.
+$(BIN)/python: | tools
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements/dev.lock
+
+$(DEPS): requirements/dev.lock | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --requirement requirements/dev.lock
 	@touch $@
 
 $(NATIVE): $(NATIVE_SOURCES) $(DEPS)

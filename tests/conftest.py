@@ -1,11 +1,13 @@
 """What all tests share: which random examples are drawn, and the project's shared material."""
 
 import importlib.util
+import os
 import secrets
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +27,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if native := config.getoption("--native"):
         load_native(native)
+    given = getattr(config, "workerinput", {})  # by the process that shares the tests out among several
+    if given:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # each of them has a processor of its own
     # Normal runs draw the same examples every time, so that a red build is about the change under test.
-    config.stash[FIRST_SEED] = secrets.randbits(32) if config.getoption("--long") else 0
+    drawn = secrets.randbits(32) if config.getoption("--long") else 0
+    config.stash[FIRST_SEED] = given.get("first_seed", drawn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Every process of pytest-xdist counts from the same seed."""
+    node.workerinput["first_seed"] = node.config.stash[FIRST_SEED]
 
 
 def load_native(path: Path) -> None:

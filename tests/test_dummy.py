@@ -39,7 +39,7 @@ def test_it_is_made_with_the_arguments_of_a_manager_or_with_none() -> None:
     assert all(parameter.default is not inspect.Parameter.empty for parameter in dummy.parameters.values())
 
 
-@pytest.mark.parametrize("attribute", [name for name in vars(MANAGER) if not name.startswith("_")])
+@pytest.mark.parametrize("attribute", [name for name in sorted(vars(MANAGER)) if not name.startswith("_")])
 def test_it_has_the_attributes_of_a_manager(attribute: str) -> None:
     given = {"total_num_pages": 7, "max_batch_size": 3, "max_seq_len": 50, "max_num_input_tokens": 9}
     names = {"model_name": "a", "weights_revision": "b"}

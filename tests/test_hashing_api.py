@@ -324,6 +324,7 @@ def probe_much(tokens: Any) -> Callable[[], object]:
     return lambda: kv.probe_prefix_match_length(tokens)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("prepare", [hash_much, claim_much, probe_much])
 def test_other_threads_run_while_much_is_hashed(prepare: Callable[[Any], Callable[[], object]]) -> None:
     call = prepare(np.zeros(2_000_000, np.int32))  # a hash a token: some hundred milliseconds

@@ -26,6 +26,7 @@ def prefill(chunk: int) -> float:
     return time.thread_time() - started
 
 
+@pytest.mark.alone
 def test_a_prompt_in_five_hundred_chunks_is_hashed_and_looked_up_once() -> None:
     whole, chunked = (min(prefill(chunk) for _ in range(3)) for chunk in (LENGTH, LENGTH // 512))
     assert chunked < 4 * whole  # 256 times, if each chunk began at the first token

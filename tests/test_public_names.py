@@ -105,7 +105,7 @@ def members() -> list[Any]:
         pytest.param(member, id=f"{name}.{attribute}")
         for name in CLASSES
         if name != "DummyKVCache"  # PagedKVCacheManager documents its methods
-        for attribute, member in vars(getattr(pk, name)).items()
+        for attribute, member in sorted(vars(getattr(pk, name)).items())
         if not attribute.startswith("_")
         and (callable(getattr(member, "__func__", member)) or inspect.isdatadescriptor(member))
         and not inspect.ismemberdescriptor(member)  # a field: its class documents it

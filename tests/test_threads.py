@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 
 import pagekeeper as pk
 from model.engine import manager, request, store
@@ -95,6 +96,7 @@ def look_up(kv: pk.PagedKVCacheManager, ctx: pk.TextContext) -> None:
     kv.release(ctx)
 
 
+@pytest.mark.alone
 def test_a_look_up_beside_a_busy_python_thread_takes_less_than_ten_times_as_long_as_alone() -> None:
     kv = manager(pages=256, page_size=16)
     store(kv, PROMPT)
