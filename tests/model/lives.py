@@ -98,8 +98,7 @@ class Service:
         held = frozenset[Hashable]().union(*now) - outside
         ways = [self.holdings(life, group) for life in batch]
         for life, pages, sets in zip(batch, now, ways, strict=True):
-            if not life.hit or not sets:  # who finds something is served at once
-                sets.add(pages)
+            sets.add(pages)  # the others may be served first
             if life.back:
                 sets.add(life.back[group])
         seen = [frozenset[Hashable]().union(*sets) for sets in ways]

@@ -117,17 +117,18 @@ class Planning(Parts, States):
         request = plan.request
         tokens = len(request.tokens) + plan.placeholder + 2 * request.drafts
         written = range(plan.start // self.page_size, self.blocks(plan.reach))
-        most = []
+        now, last = list[int](), list[int]()
         for pool in self.pools:
-            now = needed_blocks(pool.kind, plan.start, self.page_size).union(written)
-            last = needed_blocks(pool.kind, tokens - 1, self.page_size)
+            at_last = len(needed_blocks(pool.kind, tokens - 1, self.page_size))
+            at_first = len(needed_blocks(pool.kind, plan.start, self.page_size).union(written))
             if isinstance(pool.kind, Recurrent):
                 snapshots = pool.kind.interval or pool.kind.last
-                now = last = frozenset(range(2 if self.caching and snapshots else 1))
+                at_first = at_last = 2 if self.caching and snapshots else 1
             elif isinstance(pool.kind, Lasting):
-                now = last = frozenset(range(pool.kind.lasting(request.encoder, self.page_size)))
-            most.append(max(len(last), 0 if pool.keeps_all else len(now)))
-        return self._fits_alone(most)
+                at_first = at_last = pool.kind.lasting(request.encoder, self.page_size)
+            now.append(at_last if pool.keeps_all else at_first)
+            last.append(at_last)
+        return self._fits_alone(now) and self._fits_alone(last)
 
     def _fits_alone(self, pages: Sequence[int]) -> bool:
         """Whether so many pages of each group can be had if nothing else is in use."""

@@ -373,20 +373,24 @@ impl Ledger {
         tokens: u32,
     ) -> Result<(), LedgerError> {
         let page_size = self.config.page_size;
-        let held = |group: &Group| {
+        // What the groups have at one time counts together.
+        let held = |group: &Group, (start, reach, end): (u32, u32, u32)| {
             let kind = group.kind;
             if kind.lasts() {
-                return kind.lasting(sequence.encoder, page_size);
+                kind.lasting(sequence.encoder, page_size)
+            } else if kind.forgets() {
+                kind.held(start, self.config.covered(kind, sequence, reach), page_size)
+            } else {
+                kind.held(end - 1, end, page_size)
             }
-            let covered = self.config.covered(kind, sequence, reach);
-            let last = kind.held(tokens - 1, tokens, page_size);
-            if kind.forgets() { kind.held(start, covered, page_size).max(last) } else { last }
         };
-        let pages: SmallVec<[u32; 4]> = self.config.groups.iter().map(held).collect();
         let capacity = self.pools.capacity();
-        if capacity.can_satisfy(&pages) {
-            return Ok(());
-        }
+        let at_last = (tokens - 1, tokens, tokens);
+        let at =
+            |when| self.config.groups.iter().map(|group| held(group, when)).collect::<SmallVec<[u32; 4]>>();
+        let lacking = [at((start, reach, tokens)), at(at_last)];
+        let lacking = lacking.into_iter().filter(|pages| !capacity.can_satisfy(pages));
+        let Some(pages) = lacking.max_by_key(|pages| pages.iter().sum::<u32>()) else { return Ok(()) };
         let short = |&group: &GroupId| pages[group.index()] > capacity.available(group);
         let (room, limit) = if let Some(group) = self.config.group_ids().find(short) {
             let free = self.pools.available(group);
