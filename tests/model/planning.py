@@ -195,6 +195,9 @@ class Planning(Parts, States):
         end = found if found * self.page_size > position else 0
         start = max(position, end * self.page_size)
         first_load = max(offered, found, start // self.page_size)
+        if load and halvings:  # up to the same block, as far as it is not there
+            all_found, _ = self.match_within(request.namespace, request.known, limit, request)
+            load += max(offered, all_found, position // self.page_size) - first_load
         part = None
         if parts and self.caching and self.reads(request) and not load:
             part = self.find_part(request, start, end, taken)

@@ -283,3 +283,68 @@ fn what_suspended_requests_need_is_what_resume_and_alloc_take() {
     }
     assert!(tried > 500, "{tried} came back: more must be tried");
 }
+
+/// Computes the prompt of a request in forwards of `chunk` tokens; gives the fewest free pages of the first group meanwhile.
+fn fewest_free(ledger: &mut Ledger, slot: SlotId, chunk: u32) -> u32 {
+    let mut fewest = free(ledger)[0];
+    while ledger.position(slot).is_ok_and(|at| at.processed < at.known) {
+        ledger.alloc(&[slot], &[chunk]).unwrap();
+        copy_pages(ledger);
+        ledger.close_step();
+        fewest = fewest.min(free(ledger)[0]);
+        ledger.step(&[slot], &[], None).unwrap();
+        ledger.verify().unwrap();
+    }
+    fewest
+}
+
+#[test]
+fn blocks_of_a_window_that_others_hold_are_given_back_once_they_are_computed() {
+    // There are no states to go on from, so that nothing is found.
+    let states = GroupKind::Recurrent(Snapshots { interval: 0, last: false });
+    let mut ledger = of_groups(&[GroupKind::Window { window: 9, sinks: 0 }, states]);
+    let tokens: Vec<Token> = (0..12).collect();
+    let new = || NewSequence { max_new_tokens: Some(1), ..prompt(&tokens) };
+    let other = claim(&mut ledger, new());
+    forward(&mut ledger, other);
+    assert_eq!(free(&ledger)[0], 20 - 2, "the window of the 13th token begins in the second block");
+    let slot = claim(&mut ledger, new());
+    // Three blocks when the third is computed, of which the second is the other's by then.
+    assert_eq!(remaining(&mut ledger, slot, 1, false)[0], 2);
+    assert_eq!(fewest_free(&mut ledger, slot, 1), 20 - 2 - 2);
+    // In one forward all three are its own.
+    let slot = claim(&mut ledger, new());
+    assert_eq!(remaining(&mut ledger, slot, 12, false)[0], 3);
+    assert_eq!(fewest_free(&mut ledger, slot, 12), 20 - 2 - 3);
+}
+
+#[test]
+fn a_forward_starts_behind_those_whose_results_it_waits_for() {
+    let mut ledger = of_groups(&[GroupKind::Chunked { chunk: 8 }]);
+    let tokens: Vec<Token> = (0..17).collect();
+    let slot = claim(&mut ledger, NewSequence { max_new_tokens: Some(15), ..prompt(&tokens) });
+    ledger.alloc(&[slot], &[9]).unwrap();
+    ledger.close_step();
+    // It has three pages. From the ninth token on the next forward needs the last three blocks, and each later one two.
+    assert_eq!(free(&ledger), [20 - 3]);
+    assert_eq!(remaining(&mut ledger, slot, 40, false), [0]);
+    // With two forwards out the next may start before anything is known: five blocks.
+    assert_eq!(remaining(&mut ledger, slot, 40, true), [2]);
+}
+
+#[test]
+fn of_several_that_compute_what_nobody_holds_one_pays_for_it() {
+    let states = GroupKind::Recurrent(Snapshots { interval: 0, last: false });
+    let mut ledger = of_groups(&[GroupKind::Full, states]);
+    let tokens: Vec<Token> = (0..13).collect();
+    let new = || NewSequence { max_new_tokens: Some(3), ..prompt(&tokens) };
+    let before = claim(&mut ledger, new());
+    forward(&mut ledger, before);
+    ledger.release(&[before]).unwrap();
+    let both = [(); 2].map(|()| claim(&mut ledger, new()));
+    // Four blocks each, of which three become common.
+    let outlook = Outlook { num_tokens: &[1], ..Outlook::default() };
+    let said = ledger.remaining_blocks_to_completion(&both, outlook).unwrap();
+    assert_eq!(said[0] + said[2], 4 + 1);
+    assert_eq!(both.map(|slot| fewest_free(&mut ledger, slot, 1)), [20 - 4, 20 - 5]);
+}

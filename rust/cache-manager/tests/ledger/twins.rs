@@ -1,6 +1,7 @@
 //! Two sequences that computed the same block, and the order in which what they held is evicted.
 
 use crate::common::{claim, config, forward, hit, private, prompt, row};
+use block_pool::PageId;
 use cache_manager::{Ledger, LedgerConfig, SlotId};
 
 /// Both prompts are planned in one step; `first` and then `second` is delivered.
@@ -26,6 +27,28 @@ fn the_second_publisher_adopts_the_stored_page_and_gives_up_its_own() {
     assert_eq!((row(&ledger, first), row(&ledger, second)), (vec![1, 2], vec![1, 4]));
     assert_eq!(order(&ledger), [3]);
     assert_eq!(ledger.counters().adopted_blocks, 1);
+}
+
+#[test]
+fn a_page_that_a_fork_has_too_is_not_given_up_for_one_that_nobody_holds() {
+    let mut ledger = Ledger::new(config(8));
+    let before = claim(&mut ledger, prompt(&[1, 2, 3, 4, 5]));
+    forward(&mut ledger, before);
+    ledger.release(&[before]).unwrap();
+    let parent = claim(&mut ledger, prompt(&[1, 2, 3]));
+    ledger.alloc(&[parent], &[]).unwrap();
+    ledger.close_step();
+    ledger.step(&[parent], &[4], None).unwrap();
+    ledger.alloc(&[parent], &[]).unwrap();
+    ledger.close_step();
+    let child = ledger.fork(parent).unwrap();
+    let (own, free) = (row(&ledger, parent), ledger.pool().available());
+    ledger.step(&[parent], &[5], None).unwrap();
+    ledger.verify().unwrap();
+    // The block is stored on page 1. With that one taken, the child would still have the other.
+    assert_eq!((row(&ledger, parent), row(&ledger, child)), (own.clone(), own));
+    assert_eq!((ledger.pool().refs(PageId(1)), ledger.pool().available()), (0, free));
+    assert_eq!((ledger.counters().adopted_blocks, ledger.counters().private_blocks), (0, 1));
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn copies_and_books_are_right_with_real_threads_in_the_last_of_two_runs() {
 #[test]
 fn every_faulty_engine_is_caught_with_real_threads() {
     let faulty: [(Faulty, &[&str]); _] = [
-        (Faulty::EndsBeforeItCopies, &[EARLY, "is used by", BYTES, FORWARD]),
+        (Faulty::EndsBeforeItCopies, &[EARLY, "is used by", BYTES, FORWARD, "its handle does not say so"]),
         (Faulty::SkipsLastPages, &[BYTES, FORWARD]),
         (Faulty::TrustsFailures, &[BYTES, FORWARD]),
     ];
