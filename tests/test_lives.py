@@ -272,7 +272,8 @@ class Scene:
         prefixes = {block: tuple(known[: (block + 1) * PAGE]) for block in later}
         for group, stored in enumerate(self.stored):
             twins = {block: stored[it] for block, it in prefixes.items() if it in stored}
-            life.twins.append({at: twin for at, twin in twins.items() if self.goes_over(life, group, at, twin)})
+            goes_over = {at: self.goes_over(life, group, at, twin) for at, twin in twins.items()}
+            life.twins.append({at: twin for at, twin in twins.items() if goes_over[at]})
         if request.away:
             self.come_back(request, life)
             return life

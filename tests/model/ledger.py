@@ -83,18 +83,24 @@ class Ledger(Promise):
         names: Sequence[object],
         bounds: Sequence[int | None] | None = None,
         loads: Sequence[int] | None = None,
+        *,
+        only_loads: bool = False,
     ) -> dict[object, int]:
         """Plans the next forward of every request, or raises and changes nothing.
 
         All hits of the batch are taken before the first page is handed out: no page of one request can be a
-        hit of another. A request with blocks to load gets no forward; gives these and their copies.
+        hit of another. A request with blocks to load gets no forward; gives these and their copies. With
+        `only_loads` the others get none either.
         """
         bounds, loads = bounds or [None] * len(names), loads or [0] * len(names)
+        self.only_loads = only_loads
         try:
             plans = self.plan_batch(names, bounds, loads)
         except NoRoom:
             self.counts["failed_allocs"] += 1
             raise
+        if not plans:
+            return {}
         self.told.begin_call()
         if not self.step_open:
             self.open_step()

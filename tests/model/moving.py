@@ -122,7 +122,7 @@ class Moving(Serving):
                 assert self.kv.prefetch(one.ctx).is_complete()
                 continue
             try:
-                self.begin_loads(self.model.alloc([name], None, [load]))
+                self.begin_loads(self.model.alloc([name], None, [load], only_loads=True))
             except NoRoom:
                 self.refused(pk.InsufficientBlocksError, partial(self.kv.prefetch, one.ctx))
                 continue
@@ -144,10 +144,14 @@ class Moving(Serving):
             assert self.kv.prefetch(tokens, **keys).is_complete()
             return
         try:
-            loads = self.model.alloc([name], None, [load])
+            loads = self.model.alloc([name], None, [load], only_loads=True)
         except NoRoom:
             self.model.unclaim(name)
             self.refused(pk.InsufficientBlocksError, lambda: self.kv.prefetch(tokens, **keys))
+            return
+        if not loads:
+            self.model.unclaim(name)
+            assert self.kv.prefetch(tokens, **keys).is_complete()
             return
         waiting = self.begin_loads(loads)
         self.offload()

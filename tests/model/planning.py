@@ -28,6 +28,8 @@ class Planning(Parts, States):
         self.caching = caching
         self.chunk = chunk
         self.reserve = reserve
+        self.only_loads = False
+        """Whether requests that load nothing are not planned."""
 
     def plan_batch(
         self, names: Sequence[object], bounds: Sequence[int | None], loads: Sequence[int]
@@ -74,6 +76,8 @@ class Planning(Parts, States):
             taken = {plan.part.content for plan in plans if plan.part and plan.part.takes_over}
             request = self.requests[name]
             plan = self.plan(request, bound, load, parts=parts, halvings=halvings, taken=taken)
+            if self.only_loads and not plan.load:
+                continue
             self.enter_part(plan, plans)
             plans.append(plan)
         return plans
@@ -103,7 +107,7 @@ class Planning(Parts, States):
         for plan, idle in zip(plans, self.idle_after(plans), strict=True):
             demand = [pages + plan.taken(group) for group, pages in enumerate(demand)]
             fits.append(self.fits(demand, idle))
-        return plans, None if fits[-1] else NoRoom(plans[fits.index(False)].request.name)
+        return plans, None if all(fits[-1:]) else NoRoom(plans[fits.index(False)].request.name)
 
     def fits(self, demand: Sequence[int], idle: Sequence[set[int]]) -> bool:
         """Whether so many pages of each group can be had if these are idle, beside those never used."""

@@ -385,7 +385,7 @@ impl Sequence {
     }
 
     /// Pages of a group that it takes to come back from where it was set aside.
-    pub(crate) fn pages_to_return(&self, group: GroupId) -> u32 {
+    pub(crate) fn pages_set_aside(&self, group: GroupId) -> u32 {
         match &self.suspension {
             Some(suspension) if !matches!(suspension.stage, Stage::Returning(..)) => {
                 suspension.rows[group.index()].shape.pages()

@@ -176,7 +176,7 @@ impl Ledger {
         } else {
             let held = sequence.blocks_held(group, self.config.page_size).max(hit_end);
             let copies = self.copies_first(sequence, group, sequence.position, &mut Leaving::new());
-            most.saturating_sub(held) + sequence.pages_to_return(group) + u32::from(copies)
+            most.saturating_sub(held) + sequence.pages_set_aside(group) + u32::from(copies)
         }
     }
 
