@@ -83,7 +83,8 @@ def test_a_new_prompt_finds_the_longest_prefix_that_device_and_tiers_have_togeth
             for call in (session.end_all, session.compare, session.alloc, session.step, session.release_all):
                 call()
     assert {"loads", "bridges", "narrowed", "on the device"} <= happened.keys(), happened
-    assert happened["too large"] < happened["loads"], happened
+    # How many, the reference model says of each call; here that they are few.
+    assert happened["too large"] < (happened["loads"] + happened["on the device"]) / 10, happened
 
 
 def claimed(session: Session, tokens: list[int]) -> Live:
