@@ -185,6 +185,23 @@ def test_a_request_that_is_alone_grows_until_it_is_too_large(chunk: int) -> None
             kv.alloc(ctx)
 
 
+def test_what_groups_need_at_different_times_is_not_summed() -> None:
+    # Pages of two tokens; each is a huge page. While tokens 12 to 15 are computed the window has eight blocks
+    # and the chunk four; while the last token is, nine and one. The most of each would be 13.
+    shape: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 1, "page_size": 2}
+    kinds = {"win": pk.SlidingWindow(33), "chunk": pk.ChunkedLocal(8)}
+    groups = {name: layers(1, **shape, kind=kind) for name, kind in kinds.items()}
+    kv = manager(pk.MultiKVCacheParams(groups), 13 * 16, max_seq_len=32)
+    assert kv.block_count().total == 12
+    ctx = claimed(kv, list(range(17)))
+    free = []
+    while ctx.processed_length < 17:
+        kv.alloc(ctx, num_tokens=4)
+        free.append(kv.block_count().free)
+        kv.step(ctx, counts=0)
+    assert free == [12 - 4, 12 - 8, 12 - 8, 12 - 12, 12 - 10]
+
+
 def test_what_a_request_finds_never_keeps_it_out_when_it_is_alone() -> None:
     # While two requests grow by turns their windows come to lie in twice as many huge pages as one needs. One
     # that goes on alone is refused at last, and then for good if it went on from all that it finds.
