@@ -82,7 +82,6 @@ class Promise(Planning):
     ) -> list[Plan]:
         """With as much of what is stored as leaves the room that there could be."""
         plans, refusal = self.try_plans(names, bounds, loads)
-        fitting = plans if refusal is None else None
         less, halvings = plans, 0
         if self._spoils(plans, refusal):
             while any(plan.end or plan.part for plan in less):
@@ -90,12 +89,10 @@ class Promise(Planning):
                 less, too_little = self.try_plans(names, bounds, loads, halvings)
                 if not self._spoils(less, too_little) and too_little is None:
                     return less
-                if fitting is None and too_little is None:
-                    fitting = less
-            self._spoils(fitting or plans, None if fitting else refusal)  # for `left`
-        if fitting is None and refusal is not None:
+            self._spoils(plans, refusal)  # for `left`
+        if refusal is not None:
             raise refusal
-        return fitting or plans
+        return plans
 
     def _spoils(self, plans: Sequence[Plan], refusal: NoRoom | None) -> bool:
         """Whether there is less room in the end than there could be. Notes what there is to be room for."""

@@ -63,17 +63,14 @@ impl Ledger {
         if self.config.huge_pages.is_none() || !self.spreads(&planned, scratch) {
             return planned;
         }
-        // The first that there is room for at all.
-        let mut fits = planned.is_ok().then_some(0);
         while scratch.has_hits() {
             scratch.halvings += 1;
             let with_less = self.plan(batch, num_tokens, loads, scratch);
             if with_less.is_ok() && !self.spreads(&with_less, scratch) {
                 return with_less;
             }
-            fits = fits.or(with_less.is_ok().then_some(scratch.halvings));
         }
-        scratch.halvings = fits.unwrap_or(0);
+        scratch.halvings = 0;
         let planned = self.plan(batch, num_tokens, loads, scratch);
         self.spreads(&planned, scratch);
         planned
